@@ -89,9 +89,7 @@ class Cluster:
     storage_root: str = "~/tuneplane"  # runs/<user>/… below it
     shared: list[str] = field(default_factory=list)  # what compute nodes see; empty: not known
     scratch: str = "/tmp"  # node-local, for the unpacked capsule
-    python: str | None = (
-        None  # interpreter of the kernel on the nodes, >= 3.9; None: tp's own base interpreter
-    )
+    python: str | None = None  # runs the kernel on the nodes, >= 3.9; None: tp's base interpreter
     path: str = "/usr/local/bin:/usr/bin:/bin"
     mounts: list[str] = field(default_factory=list)  # SRC:DST[:ro]
     environment: dict[str, str] = field(default_factory=dict)  # NCCL_* and the like

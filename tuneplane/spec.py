@@ -11,7 +11,7 @@ import json
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Type, TypeVar, Union
+from typing import Any, Optional, TypeVar, Union
 
 from tuneplane.kernel.errors import Fault, UsageError
 
@@ -32,7 +32,7 @@ class Metadata:
     created_at: str  # UTC, ISO 8601
     tuneplane: str  # version of the submitting side
     commit: str = ""  # of the lab at submit
-    dirty: List[str] = field(default_factory=list)  # files taken along uncommitted (--allow-dirty)
+    dirty: list[str] = field(default_factory=list)  # files taken along uncommitted (--allow-dirty)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Recipe:
     version: str
     digest: str
     adapter: str
-    plugins: List[str] = field(default_factory=list)  # algorithms that the recipe needs (C34)
+    plugins: list[str] = field(default_factory=list)  # algorithms that the recipe needs (C34)
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class Slurm:
     mail_type: Optional[str] = None
     exclusive: bool = False
     signal_before_end_s: Optional[int] = None  # --signal=B:USR2@N
-    extra_directives: Dict[str, str] = field(
+    extra_directives: dict[str, str] = field(
         default_factory=dict
     )  # name without dashes → value, "" for a flag
-    modules: List[str] = field(default_factory=list)
-    srun_options: List[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    srun_options: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class Image:
 class Container:
     runtime: str  # apptainer | none
     binary: str = ""
-    options: List[str] = field(default_factory=list)
+    options: list[str] = field(default_factory=list)
     image: Optional[Image] = None
-    mounts: List[Mount] = field(default_factory=list)
+    mounts: list[Mount] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,9 @@ class Node:
     python: str  # the interpreter that runs the kernel on the nodes
     path: str  # PATH of the batch script, and of the trainer where there is no container (C10)
     scratch: str  # node-local folder, below which each attempt has its own
-    shared: List[str] = field(default_factory=list)
-    environment: Dict[str, str] = field(default_factory=dict)  # site's: NCCL_*, HF_HOME, *_DATA_DIR
-    secrets: List[str] = field(default_factory=list)  # names that stand in secrets.env
+    shared: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)  # site's: NCCL_*, HF_HOME, *_DATA_DIR
+    secrets: list[str] = field(default_factory=list)  # names that stand in secrets.env
     heartbeat_s: float = 10.0
     stop_grace_s: float = 20.0  # between TERM and KILL of the trainer; Slurm's KillWait is 30
 
@@ -177,10 +177,10 @@ class Spec:
     node: Node
     reporting: Reporting
     capsule: Capsule
-    hyperparams: Dict[str, Any] = field(default_factory=dict)
+    hyperparams: dict[str, Any] = field(default_factory=dict)
     slurm: Optional[Slurm] = None
-    outputs: List[Output] = field(default_factory=list)
-    plugins: List[Plugin] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    plugins: list[Plugin] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def load(text: str, where: str = "job.json") -> JobSpec:
                 "use the TunePlane version that wrote this run, or submit the experiment again",
             )
         )
-    faults: List[Fault] = []
+    faults: list[Fault] = []
     job = _build(JobSpec, value, "", where, faults)
     if faults:
         raise UsageError(*faults)
@@ -226,11 +226,11 @@ def read(path: Path) -> JobSpec:
     return load(path.read_text(encoding="utf-8"), str(path))
 
 
-def _build(kind: Any, value: Any, key: str, where: str, faults: List[Fault]) -> Any:
+def _build(kind: Any, value: Any, key: str, where: str, faults: list[Fault]) -> Any:
     """`value` as `kind`, a dataclass or one of the few typing forms used above; faults are collected."""
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast(Type[Any], kind), value, key, where, faults)
+        return _build_dataclass(typing.cast(type[Any], kind), value, key, where, faults)
     if kind is Any:
         return value
     if origin is Union:  # Optional[X]
@@ -250,7 +250,7 @@ def _build(kind: Any, value: Any, key: str, where: str, faults: List[Fault]) -> 
     return value
 
 
-def _build_dataclass(kind: Type[T], value: Any, key: str, where: str, faults: List[Fault]) -> Optional[T]:
+def _build_dataclass(kind: type[T], value: Any, key: str, where: str, faults: list[Fault]) -> Optional[T]:
     label = key or "the JobSpec"
     if not isinstance(value, dict):
         faults.append(Fault(f"{label} is {type(value).__name__}, not an object", where))
@@ -259,7 +259,7 @@ def _build_dataclass(kind: Type[T], value: Any, key: str, where: str, faults: Li
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     prefix = f"{key}." if key else ""
     faults.extend(Fault(f"unknown key {prefix}{name}", where) for name in value if name not in fields)
-    built: Dict[str, Any] = {}
+    built: dict[str, Any] = {}
     complete = True
     for name, declared in fields.items():
         if name in value:

@@ -1,4 +1,7 @@
-"""The run folder: the one place where login side and node side meet. Names only; who writes what is said here."""
+"""The run folder: the one place where login side and node side meet.
+
+Names only, and who writes what.
+"""
 
 from __future__ import annotations
 
