@@ -33,6 +33,11 @@ class AttemptFolder:
         return self.path / "end.json"
 
     @property
+    def params(self) -> Path:
+        """`spec.hyperparams`, flat, written at the claim: `TUNEPLANE_PARAMS_FILE`."""
+        return self.path / "params.json"
+
+    @property
     def stop_marker(self) -> Path:
         """Appears when the run is asked to save and end: `TUNEPLANE_STOP_FILE`."""
         return self.path / "stop"
@@ -67,7 +72,7 @@ class RunFolder:
 
     @property
     def script(self) -> Path:
-        """The batch script, 0444; the same text whether `tp` or a hand submits it."""
+        """The batch script, 0444; the same text whether `tp` or a hand starts it (`bash` runs a local one)."""
         return self.path / "job.sbatch"
 
     @property
@@ -79,11 +84,6 @@ class RunFolder:
     def kernel(self) -> Path:
         """The kernel as a zip application, 0444: what the batch script starts on each node."""
         return self.path / "kernel.pyz"
-
-    @property
-    def params(self) -> Path:
-        """`spec.hyperparams`, flat, 0444: `TUNEPLANE_PARAMS_FILE`."""
-        return self.path / "params.json"
 
     @property
     def secrets(self) -> Path:
