@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterable
 from urllib.parse import quote_from_bytes
 
 _SAFE_IN_PATHS = "/ !\"#$&'()*+,;:<=>?@[]^`{|}"
@@ -25,6 +25,11 @@ class Entry:
     mode: int  # 0o644 or 0o755; links 0o777
     size_bytes: int
     sha256: str  # of the file's content or of the link's target
+
+
+def printable(path: str) -> str:
+    """A path as one line of a message: as it is where it can be, else quoted with its odd bytes escaped."""
+    return path if path.isprintable() else repr(path)
 
 
 def sha256_bytes(data: bytes) -> str:
