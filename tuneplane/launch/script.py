@@ -102,7 +102,8 @@ def slurm_command(job: JobSpec) -> str:
     if resources.cpus_per_node is not None:  # since 22.05 srun does not take it from sbatch
         arguments.append(f"--cpus-per-task={resources.cpus_per_node}")
     arguments += slurm.srun_options
-    return f'{" ".join(map(quote, arguments))} "${{kernel[@]}}" node "$run" "$attempt" "$address" "$port" &'
+    task = '"${kernel[@]}" node "$run" "$attempt" "$address" "$port" &'
+    return f"{' '.join(map(quote, arguments))} {task}"
 
 
 def slurm_teardown() -> list[str]:

@@ -1,0 +1,24 @@
+"""Identity of a process: a pid and its start, so that a reused pid is not taken for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def start_ticks(pid: int) -> int | None:
+    """A process's start in clock ticks since boot (proc(5), stat field 22); None where there is none."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def is_alive(pid: int, ticks: int | None = None) -> bool:
+    """Whether that very process is there and no zombie. `ticks`: its `start_ticks`, where known."""
+    fields = _stat(pid) if pid > 0 else []
+    return bool(fields) and fields[0] not in "ZX" and (ticks is None or int(fields[19]) == ticks)
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
