@@ -1,33 +1,18 @@
 """Slurm through submitit: directives and arrays are its, the payload is our script, not a pickle.
 
-`SlurmLauncher.render` is pure; `submit_script` calls sbatch on the very text that was rendered.
+`SlurmLauncher.render` is pure; `slurm_commands.submit_script` hands the very text that was rendered to sbatch.
 These are private APIs of submitit 1.5: `tests/test_launch_slurm.py` fails loudly when they change.
 """
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from submitit.slurm.slurm import SlurmExecutor
 
-from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.launch.script import header, slurm_command, slurm_setup, slurm_teardown
 from tuneplane.spec import JobSpec
-
-KEPT_SLURM_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
-"""All other SLURM_* and SBATCH_* are scrubbed from the call: they would change what was reviewed."""
-
-
-@dataclass(frozen=True)
-class Submission:
-    """What Slurm answered: the job's id (`123`, or `123_4` of an array)."""
-
-    job_id: str
 
 
 class SlurmLauncher(SlurmExecutor):
@@ -116,60 +101,3 @@ def directives(job: JobSpec) -> dict[str, Any]:
 def _pattern_free(path: str) -> str:
     """A path in which `%` is no filename pattern of sbatch."""
     return path.replace("%", "%%")
-
-
-def slurm_environment(environ: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment for Slurm's commands: the caller's, without what would change the request."""
-    source = dict(os.environ) if environ is None else environ
-    return {
-        name: value
-        for name, value in source.items()
-        if name in KEPT_SLURM_VARIABLES or not name.startswith(("SLURM_", "SBATCH_", "SRUN_", "SALLOC_"))
-    }
-
-
-def submit_script(script: Path, *options: str) -> Submission:
-    """Call `sbatch` on a rendered script. Raises OperationError with Slurm's own words."""
-    result = run_slurm(["sbatch", *options, "--", str(script)])
-    found = re.search(r"Submitted batch job (\d+)", result)
-    if found is None:
-        raise OperationError(Fault(f"sbatch answered without a job id: {result.strip()!r}", "sbatch"))
-    return Submission(found.group(1))
-
-
-def estimate_start(script: Path) -> str:
-    """What `sbatch --test-only` says of this script: a start time, or why it would be refused."""
-    try:
-        result = subprocess.run(
-            ["sbatch", "--test-only", "--", str(script)],
-            env=slurm_environment(),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"no estimate: {error}"
-    said = " ".join((result.stderr + result.stdout).split())
-    return said.removeprefix("sbatch: ")
-
-
-def run_slurm(argv: list[str], timeout_s: float = 60) -> str:
-    """Standard output of a Slurm command. Raises OperationError with its own words when it fails."""
-    try:
-        result = subprocess.run(
-            argv, env=slurm_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except FileNotFoundError:
-        raise OperationError(
-            Fault(
-                f"{argv[0]} is not on this machine's PATH",
-                remedy="run tp on a login node of the cluster, or use --profile local",
-            )
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise OperationError(Fault(f"{argv[0]} did not answer within {timeout_s:.0f} s", "Slurm")) from None
-    if result.returncode != 0:
-        words = (result.stderr.strip() or result.stdout.strip()).replace(f"{argv[0]}: ", "")
-        raise OperationError(Fault(f"{argv[0]} refused: {words}", "Slurm"))
-    return result.stdout
