@@ -20,6 +20,7 @@ from typing import BinaryIO, Callable
 from tuneplane.kernel.digests import Entry, printable, sha256_bytes, tree_digest
 from tuneplane.kernel.errors import Fault, OperationError
 
+KERNEL_FOLDER = ".tuneplane/kernel"  # in a capsule: what goes on sys.path to import its own tuneplane
 FILE_MODES = (0o644, 0o755)
 LINK_MODE = 0o777
 

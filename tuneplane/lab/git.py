@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,7 +212,7 @@ def read_tree(state: LabState) -> list[TreeEntry]:
     return entries
 
 
-def read_blobs(state: LabState, oids: Sequence[str]) -> Iterator[Blob]:
+def read_blobs(state: LabState, oids: Sequence[str]) -> Generator[Blob, None, None]:
     """The blobs of these ids in this order, as committed: no filter, line ending or attribute applies.
 
     Each must be read (or left) before the next is asked for; close the iterator to end git early.
@@ -256,7 +256,7 @@ def read_blobs(state: LabState, oids: Sequence[str]) -> Iterator[Blob]:
 
 
 def run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
-    """Run git in `folder`, free of the user's GIT_* variables, writing nothing. Raises OSError without git."""
+    """Run git in `folder`, free of the user's GIT_* variables, writing nothing. Raises OSError."""
     return subprocess.run(
         [*_git(), *arguments],
         cwd=folder,
