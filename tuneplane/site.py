@@ -78,9 +78,9 @@ class Cluster:
     name: str = "local"
     description: str = ""
     scheduler: str = "local"  # slurm | local
-    device: str = "cpu"  # gpu | cpu
-    gpus_per_node: int = 1  # GPUs a node has; on a cpu device, processes it may run
-    default_gpus: int | None = None  # what the bare profile name asks for; None: one whole node
+    device: str = "cpu"  # gpu | cpu; a file may say auto on the local scheduler: compose decides
+    gpus_per_node: int = 1  # GPUs a node has; on a cpu device, processes it may run; 0, local: find out
+    default_gpus: int | None = None  # what the bare profile name asks for; None: one whole node, on a cpu 1
     max_nodes: int | None = None
     cpus_per_node: int | None = None  # CPUs a node has
     memory_per_node: str | None = None  # memory a node has; a share of it is asked for with part of its GPUs
