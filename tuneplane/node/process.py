@@ -9,6 +9,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tuneplane.containers import serves_image
+
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
@@ -36,6 +38,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def trainers(pids: list[int]) -> list[int]:
+    """Without the processes that serve the container's image: ended first, they take it from the others."""
+    return [pid for pid in pids if not serves_image(_name(pid))]
+
+
 def signal_all(pids: list[int], number: signal.Signals) -> None:
     """Send a signal to each that is still there."""
     for pid in pids:
@@ -49,14 +56,14 @@ def end_descendants(grace_s: float) -> int:
     Needs `become_subreaper` before they started.
     """
     me = os.getpid()
-    signal_all(descendants(me), signal.SIGTERM)
+    signal_all(trainers(descendants(me)), signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:
         _reap()
-        if not descendants(me):
-            return 0
+        if not trainers(descendants(me)):
+            break
         time.sleep(0.02)
-    killed = descendants(me)
+    killed = trainers(descendants(me))
     # A tree that forks while it is killed: again until none is left, bounded.
     for _ in range(50):
         left = descendants(me)
@@ -66,6 +73,13 @@ def end_descendants(grace_s: float) -> int:
         time.sleep(0.02)
         _reap()
     return len(killed)
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def _reap() -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 
 from tuneplane.kernel.errors import Fault, OperationError
-from tuneplane.node.agent import scratch_folder
+from tuneplane.node.scratch import scratch_folder
 from tuneplane.spec import JobSpec
 
 
