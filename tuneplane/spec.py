@@ -157,7 +157,8 @@ class Output:
 
     name: str
     path: str
-    kind: str = "file"
+    kind: str = "artifact"  # artifact | tensorboard | jsonl
+    step_key: str = ""  # of jsonl
 
 
 @dataclass(frozen=True)

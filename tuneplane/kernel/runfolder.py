@@ -91,6 +91,11 @@ class RunFolder:
         return self.path / "secrets.env"
 
     @property
+    def sums(self) -> Path:
+        """`sha256sum --check` form of job.json and kernel.pyz, 0444: what was reviewed is what runs."""
+        return self.path / "SHA256SUMS"
+
+    @property
     def canary(self) -> Path:
         """Written at submit, looked for at the job's start: is the shared storage really shared?"""
         return self.path / "ingest" / ".canary"
@@ -119,6 +124,11 @@ class RunFolder:
     def submit_error(self) -> Path:
         """Slurm's own words where `sbatch` refused the script: the run was never submitted."""
         return self.path / "submit-error.txt"
+
+    @property
+    def stopped(self) -> Path:
+        """Written by `tp job stop` before it asks Slurm: what was stopped stays stopped."""
+        return self.path / "stopped"
 
     @property
     def attempts_folder(self) -> Path:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import shlex
 
-from tuneplane.kernel.digests import sha256_bytes
-from tuneplane.spec import JobSpec, dump
+from tuneplane.spec import JobSpec
 
 
 def header(job: JobSpec) -> list[str]:
@@ -20,7 +19,7 @@ def header(job: JobSpec) -> list[str]:
     rows = [
         ("run", meta.run_id),
         ("experiment", f"{meta.experiment} of lab {meta.lab}, {commit}{dirty}"),
-        ("submitted", f"{meta.created_at} by {meta.user} with tuneplane {meta.tuneplane}"),
+        ("submitted", f"by {meta.user} with tuneplane {meta.tuneplane}"),
         ("recipe", f"{spec.recipe.name} {spec.recipe.version}  {spec.recipe.digest}"),
         ("command", f"bash {spec.entrypoint}, once on every node"),
         ("resources", resources_line(job)),
@@ -68,10 +67,7 @@ def preamble(job: JobSpec) -> list[str]:
         "",
         "# What was reviewed is what runs.",
         'cd "$run" || exit',
-        "sha256sum --check --quiet <<'END' || exit",
-        f"{sha256_bytes(dump(job).encode())}  job.json",
-        f"{spec.capsule.kernel_sha256}  kernel.pyz",
-        "END",
+        "sha256sum --check --quiet SHA256SUMS || exit",
         f'kernel=({quote(spec.node.python)} -I -S "$run/kernel.pyz")',
     ]
     return lines

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
+from tuneplane.node.environment import read_secrets
+from tuneplane.runs.state import read_nodes
 
 POLL_S = 0.3
 BLOCK_BYTES = 1 << 16
@@ -108,13 +110,9 @@ def follow(log: RunLog, is_final: Callable[[], bool], check_every_s: float = 2.0
 
 def known_secrets(run: RunFolder) -> tuple[str, ...]:
     """Values to mask in what is shown: those of the run's secrets file, longest first."""
-    from tuneplane.node.environment import read_secrets
-
     values = read_secrets(run.secrets).values()
     return tuple(sorted((v for v in values if len(v) >= 6), key=len, reverse=True))
 
 
 def _hosts(folder: AttemptFolder) -> dict[str, str]:
-    from tuneplane.runs.state import read_nodes
-
     return {str(node.rank): node.host for node in read_nodes(folder)}

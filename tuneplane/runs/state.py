@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tuneplane.kernel.files import read_json
@@ -134,7 +135,7 @@ def _state(
         code = int(end.get("code", 1))
         if slurm and slurm.state in ENDED_FROM_OUTSIDE:
             return slurm.state, code, _why(end, slurm)
-        if end.get("stop_requested") and not end.get("for_good", True):
+        if stopped_after(run, job) or (end.get("stop_requested") and not end.get("for_good", True)):
             return "CANCELLED", code, _why(end, slurm)
         return ("COMPLETED" if code == 0 else "FAILED"), code, _why(end, slurm)
     if slurm and slurm.state not in FINAL:
@@ -147,6 +148,8 @@ def _state(
         )
     if slurm:
         return slurm.state, slurm.code, slurm.reason or _batch_words(run, job)
+    if stopped_after(run, job):
+        return "CANCELLED", None, "stopped by tp job stop"
     ended = [n for n in nodes if n.code is not None]
     if nodes and len(ended) == len(nodes):
         code = next((n.code for n in ended if n.code), 0)
@@ -176,6 +179,14 @@ def read_nodes(attempt: AttemptFolder) -> list[NodeState]:
             )
         )
     return sorted(found, key=lambda n: n.rank)
+
+
+def stopped_after(run: RunFolder, job: Submission) -> bool:
+    """Whether `tp job stop` was said of this start, not of an earlier one."""
+    try:
+        return run.stopped.stat().st_mtime >= job.at
+    except OSError:
+        return False
 
 
 def _why(end: dict[str, Any], slurm: SlurmJob | None) -> str:
@@ -208,14 +219,14 @@ def _profile(run: RunFolder) -> str:
         return ""
 
 
-def _age(path: Any) -> float | None:
+def _age(path: Path) -> float | None:
     try:
         return max(0.0, time.time() - path.stat().st_mtime)
     except OSError:
         return None
 
 
-def _read(path: Any) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, Any]:
     try:
         value = read_json(path)
     except (OSError, ValueError):

@@ -7,6 +7,7 @@ import signal
 import time
 from contextlib import suppress
 
+from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import Submission, read_submissions
 from tuneplane.launch.slurm_commands import query_jobs, run_slurm
@@ -22,6 +23,9 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
     The secrets file goes with it: what was stopped does not start again by itself.
     """
     deadline = time.monotonic() + wait_s
+    if read_state(run).is_final:
+        return read_state(run)
+    write_atomic(run.stopped, "tp job stop\n", 0o600)
     for submission in read_submissions(run):
         if submission.is_local:
             _stop_local(submission)
