@@ -184,13 +184,14 @@ def _leads_out(path: str, links: Mapping[str, str]) -> bool:
 @contextmanager
 def _opened(capsule: Path) -> Iterator[BinaryIO]:
     try:
-        # O_NONBLOCK: a FIFO in its place is refused below, not waited for.
+        # O_NONBLOCK: a FIFO in its place is refused here, not waited for.
         descriptor = os.open(capsule, os.O_RDONLY | os.O_NONBLOCK)
     except OSError as error:
         raise OperationError(Fault(f"the capsule cannot be read ({error.strerror})", str(capsule))) from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OperationError(Fault("the capsule is not a file", str(capsule)))
     with os.fdopen(descriptor, "rb", buffering=_CHUNK_BYTES) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OperationError(Fault("the capsule is not a file", str(capsule)))
         yield file
 
 

@@ -218,6 +218,8 @@ def read_blobs(state: LabState, oids: Sequence[str]) -> Generator[Blob, None, No
     Each must be read (or left) before the next is asked for; close the iterator to end git early.
     Raises OperationError where git lacks one or fails.
     """
+    if not oids:
+        return
     with tempfile.TemporaryFile() as errors:
         command = [*_git("-c", f"core.bigFileThreshold={_STREAM_BYTES}"), "cat-file", "--batch"]
         process = subprocess.Popen(
