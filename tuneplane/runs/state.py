@@ -17,19 +17,10 @@ from tuneplane.kernel.submission import Submission, read_submissions
 from tuneplane.launch.slurm_commands import SlurmJob, query_jobs
 
 FINAL = frozenset(
-    [
-        "COMPLETED",
-        "FAILED",
-        "CANCELLED",
-        "TIMEOUT",
-        "NODE_FAIL",
-        "PREEMPTED",
-        "OUT_OF_MEMORY",
-        "BOOT_FAIL",
-        "DEADLINE",
-        "LOST",
-        "NOT_SUBMITTED",
-    ]
+    {
+        *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"),
+        *("BOOT_FAIL", "DEADLINE", "REVOKED", "LOST", "NOT_SUBMITTED"),
+    }
 )
 """States that a run does not leave by itself."""
 

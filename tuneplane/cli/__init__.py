@@ -1,0 +1,1 @@
+"""`tp`: parse, call, print. One file a noun; nothing is decided here."""

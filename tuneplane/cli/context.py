@@ -1,0 +1,36 @@
+"""What commands start from: the lab around the working directory, the catalog, the caches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tuneplane.lab.marker import Lab
+    from tuneplane.recipes.catalog import Catalog
+
+
+def lab_here(folder: str | None = None) -> Lab:
+    """The lab around `folder`, else around the working directory. Raises UsageError."""
+    from tuneplane.lab.marker import find_lab
+
+    return find_lab(Path(folder) if folder else Path.cwd())
+
+
+def site_folder() -> Path:
+    """The site's configuration: `$TUNEPLANE_CONFIG_DIR`, else `/etc/tuneplane`."""
+    return Path(os.environ.get("TUNEPLANE_CONFIG_DIR") or "/etc/tuneplane")
+
+
+def load_methods() -> Catalog:
+    """The catalog: packaged recipes and the site's own."""
+    from tuneplane.packaged import packaged_configs
+    from tuneplane.recipes.catalog import load_catalog
+
+    return load_catalog([packaged_configs(), site_folder()])
+
+
+def cache_folder() -> Path:
+    """`$XDG_CACHE_HOME/tuneplane`, else `~/.cache/tuneplane`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tuneplane"

@@ -1,0 +1,90 @@
+"""Entry of `tp`. Commands are imported when they are named, so that help and `tp job ls` stay quick."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+
+import click
+
+from tuneplane import __version__
+from tuneplane.kernel.errors import Exit, TunePlaneError
+
+COMMANDS = {
+    "init": ("lab", "Make a lab: a git repository of experiments."),
+    "new": ("lab", "Make an experiment from a method."),
+    "ls": ("lab", "List the lab's experiments."),
+    "methods": ("recipe", "List the catalog's methods, or show one."),
+    "recipe": ("recipe", "State and upgrade of an experiment's lock."),
+    "config": ("config", "Show a profile as composed, and where each value came from."),
+    "validate": ("submit", "Run every check of a submit that needs no queue."),
+    "render": ("submit", "Prepare a run with its script for review; queue nothing."),
+    "submit": ("submit", "Run a committed experiment."),
+    "export": ("operation", "Export a trained model, where the method declares it."),
+    "eval": ("operation", "Evaluate a trained model, where the method declares it."),
+    "job": ("job", "Look at runs and end them."),
+    "completion": ("completion", "Print a script for your shell that completes tp."),
+}
+
+
+class LazyGroup(click.Group):
+    """Commands by name, each from its own module."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"tuneplane.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="tp")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
+def cli(debug: bool) -> None:
+    """Run training on Slurm: a committed experiment becomes a reviewed job, with curves and causes.
+
+    Start with: tp init LAB, then tp new NAME --method custom/custom.
+    """
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run `tp` and leave with its exit code: 0 done, 1 failed, 2 wrong use, 3 the job itself failed."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in given or bool(os.environ.get("TUNEPLANE_DEBUG"))
+    try:
+        code = cli.main(args=given, prog_name="tp", standalone_mode=False)
+        sys.exit(int(code or 0))
+    except click.ClickException as error:
+        error.show()
+        sys.exit(Exit.WRONG_USE)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except TunePlaneError as error:
+        if debug:
+            raise
+        for fault in error.faults:
+            click.echo(f"tp: {fault}", err=True)
+        sys.exit(int(error.exit_code))
+    except BrokenPipeError:
+        # What reads us has ended (`tp job logs … | head`): quietly, and without a second error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(Exit.DONE)
+    except OSError as error:
+        if debug:
+            raise
+        place = f"{error.filename}: " if error.filename else ""
+        click.echo(f"tp: {place}{error.strerror or error}", err=True)
+        sys.exit(Exit.FAILED)
+
+
+if __name__ == "__main__":
+    main()

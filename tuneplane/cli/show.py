@@ -1,0 +1,73 @@
+"""How `tp` prints: tables that fit any width, notices on standard error, JSON where asked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+
+def show_json(value: Any) -> None:
+    """One JSON value on standard output, for programs."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def show_notices(notices: Iterable[str]) -> None:
+    """What the user should know, beside the result."""
+    for notice in notices:
+        click.echo(f"note: {notice}", err=True)
+
+
+def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as their widest cell; nothing is cut, so that it can be copied and searched."""
+    if not rows:
+        return
+    cells = [list(headings), *([_plain(cell) for cell in row] for row in rows)]
+    widths = [max(_width(row[i]) for row in cells) for i in range(len(headings))]
+    for row in cells:
+        line = "  ".join(cell + " " * (w - _width(cell)) for cell, w in zip(row, widths, strict=True))
+        click.echo(line.rstrip())
+
+
+def show_fields(fields: Iterable[tuple[str, str]]) -> None:
+    """`name  value` lines."""
+    pairs = [(name, value) for name, value in fields if value]
+    width = max((len(name) for name, _ in pairs), default=0)
+    for name, value in pairs:
+        click.echo(f"{name:<{width}}  {_plain(value)}")
+
+
+def size(count_bytes: float) -> str:
+    """`512 B`, `1.2 GB` (powers of 1000, as disks are sold)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count_bytes < 1000:
+            return f"{count_bytes:.0f} {unit}" if unit == "B" else f"{count_bytes:.1f} {unit}"
+        count_bytes /= 1000
+    return f"{count_bytes:.1f} TB"
+
+
+def age(seconds: float) -> str:
+    """`12 s`, `5 min`, `3 h`, `2 d`."""
+    for limit, unit, step in ((120, "s", 1), (7200, "min", 60), (172_800, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / step:.0f} {unit}"
+    return f"{seconds / 86_400:.0f} d"
+
+
+def clock(moment: float | None) -> str:
+    """Local time of a moment in seconds since the epoch; empty for None."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else ""
+
+
+def _plain(text: str) -> str:
+    """Without control characters: what a run is called must not move the cursor."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _width(text: str) -> int:
+    from unicodedata import east_asian_width
+
+    return sum(2 if east_asian_width(c) in "WF" else 1 for c in text)

@@ -1,0 +1,442 @@
+"""From what a user asked to a JobSpec: recipe, lock, lab, image and cluster, every fault found at once.
+
+`compile_request` looks and writes nothing; submit, render, validate and --dry-run all start with it (C30).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tuneplane import __version__
+from tuneplane.capsule import CapsuleInfo, check_capsule
+from tuneplane.compose import Composed, compose
+from tuneplane.containers import Container as Started
+from tuneplane.containers import Mount as Bind
+from tuneplane.containers import faults as container_faults
+from tuneplane.images import (
+    Choice,
+    Progress,
+    Rules,
+    allowed_registries,
+    choose_image,
+    image_faults,
+    prepare_image,
+)
+from tuneplane.kernel.errors import Fault, TunePlaneError, UsageError
+from tuneplane.lab.experiments import find_entrypoint, find_experiment
+from tuneplane.lab.marker import Lab
+from tuneplane.profile import Placement, parse_profile, place
+from tuneplane.recipes.adapters import check_operation
+from tuneplane.recipes.adapters.custom import multi_node_notice
+from tuneplane.recipes.catalog import Catalog
+from tuneplane.recipes.compatibility import lock_state
+from tuneplane.recipes.lock import Lock
+from tuneplane.recipes.parameters import check_parameters, ignored_bindings, parse_sets
+from tuneplane.recipes.recipe import Recipe
+from tuneplane.site import Cluster, Site
+from tuneplane.spec import (
+    Capsule,
+    Container,
+    Framework,
+    Image,
+    Metadata,
+    Mount,
+    Node,
+    Output,
+    Reporting,
+    Resources,
+    Slurm,
+    Spec,
+)
+from tuneplane.spec import Recipe as LockedRecipe
+
+STANDARD_OUTPUTS = (
+    Output("checkpoints", "checkpoints/*"),
+    Output("logs", "logs"),
+    Output("hf_export", "hf_export"),
+    Output("eval", "eval/report.json"),
+)
+"""What the platform finds below every output folder (C13)."""
+
+URL_REQUIRED = "custom external observability requires spec.framework.observability_url"
+
+Flags = Mapping[str, "tuple[str, object]"]
+"""Dotted configuration key → the flag that set it and its value."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was said on the command line."""
+
+    experiment: str
+    profile: str | None = None
+    image: str | None = None
+    observability_url: str | None = None
+    sets: tuple[str, ...] = ()
+    mounts: tuple[str, ...] = ()
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    model: str | None = None
+    train_data: str | None = None
+    allow_dirty: bool = False
+    flags: Flags = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A compiled request: all of a JobSpec that does not depend on the run's id."""
+
+    lab: Lab
+    request: Request
+    composed: Composed
+    spec: Spec
+    capsule: CapsuleInfo
+    storage_root: Path
+
+    @property
+    def site(self) -> Site:
+        return self.composed.config.site
+
+    @property
+    def cluster(self) -> Cluster:
+        return self.composed.config.cluster
+
+    def metadata(self, run_id: str, created_at: str, user: str, folder: Path) -> Metadata:
+        return Metadata(
+            run_id=run_id,
+            user=user,
+            experiment=self.request.experiment,
+            lab=self.lab.name,
+            folder=str(folder),
+            created_at=created_at,
+            tuneplane=__version__,
+            commit=self.capsule.commit or "",
+            dirty=list(self.capsule.dirty),
+        )
+
+
+@dataclass
+class Findings:
+    """What compiling found besides the draft. `unchecked`: what needs a flag that was not given (C30)."""
+
+    faults: list[Fault] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    unchecked: list[str] = field(default_factory=list)
+    refused: list[TunePlaneError] = field(default_factory=list)  # the machine's own no: exit 1
+
+    def attempt(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
+        """The call's result, or None with its faults noted."""
+        try:
+            return call(*arguments, **options)
+        except UsageError as error:
+            self.faults += [fault for fault in error.faults if fault not in self.faults]
+        except TunePlaneError as error:
+            self.refused.append(error)
+        return None
+
+    def raise_all(self) -> None:
+        """Raise one error with every fault; where the machine alone refused, that one (exit 1)."""
+        if self.faults:
+            raise UsageError(*self.faults, *(fault for error in self.refused for fault in error.faults))
+        if self.refused:
+            raise self.refused[0]
+
+
+def compile_request(
+    lab: Lab,
+    catalog: Catalog,
+    request: Request,
+    environ: Mapping[str, str],
+    cache: Path,
+    progress: Progress | None = None,
+) -> tuple[Draft | None, Findings]:
+    """Check everything that needs no queue. The draft is None where anything is missing or wrong.
+
+    cache: folder for the digests of image files; progress: told while one is read.
+    """
+    found = Findings()
+    experiment = found.attempt(find_experiment, lab, request.experiment)
+    lock, recipe = _locked(found, catalog, experiment) if experiment else (None, None)
+    entry = found.attempt(find_entrypoint, lab, request.experiment, lock) if lock else None
+    composed = _composed(found, lab, request, environ)
+    placement = _placed(found, composed, request) if composed else None
+    params = _parameters(found, recipe, request) if recipe else {}
+    if recipe:
+        found.attempt(check_operation, recipe.adapter, "train")
+        _check_observability(found, recipe, request)
+    if composed is None:
+        capsule = _packed(found, lab, request, None)
+        found.unchecked.append("the cluster, its caps and the image: --profile was not given")
+        return None, found
+    site, cluster = composed.config.site, composed.config.cluster
+    capsule = _packed(found, lab, request, site)
+    choice = _chosen_image(found, recipe, composed, request, environ) if recipe else None
+    mounts = found.attempt(parse_mounts, [*cluster.mounts, *request.mounts]) or []
+    _check_storage(found, cluster)
+    if cluster.scheduler == "local" and request.flags:
+        named = ", ".join(flag for flag, _ in request.flags.values())
+        found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
+    secrets = present_secrets(found, site, environ)
+    if entry and placement:
+        notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
+        if notice:
+            found.notices.append(notice)
+    if found.faults or found.refused or not (lock and recipe and entry and placement and capsule):
+        return None, found
+    prepared = found.attempt(prepare_image, *choice, cache, progress) if choice else None
+    if choice and prepared is None:
+        return None, found
+    image = Image(**dataclasses.asdict(prepared)) if prepared else None
+    spec = Spec(
+        recipe=LockedRecipe(recipe.id, recipe.version, recipe.digest, recipe.adapter, list(recipe.plugins)),
+        framework=Framework(
+            kind=recipe.framework,
+            version=lock.framework_version or recipe.runtime.version,
+            runtime_id=lock.runtime_id or recipe.runtime.id,
+            observability=recipe.observability,
+            observability_url=request.observability_url,
+        ),
+        entrypoint=entry.relative_to(lab.root).as_posix(),
+        resources=_resources(request, cluster, placement),
+        container=Container(
+            runtime=cluster.container.runtime,
+            binary=cluster.container.binary,
+            options=list(cluster.container.options),
+            image=image,
+            mounts=mounts,
+        ),
+        node=Node(
+            python=cluster.python or base_interpreter(),
+            path=cluster.path,
+            scratch=cluster.scratch,
+            shared=list(cluster.shared),
+            environment={**site.environment, **cluster.environment},
+            secrets=secrets,
+            heartbeat_s=cluster.heartbeat_s,
+            stop_grace_s=cluster.stop_grace_s,
+        ),
+        reporting=Reporting(enabled=cluster.reporting),
+        capsule=Capsule(capsule.digest, capsule.size_bytes, capsule.files, kernel_sha256=""),
+        hyperparams=params,
+        slurm=_slurm(cluster, request) if cluster.scheduler == "slurm" else None,
+        outputs=[*STANDARD_OUTPUTS, *(Output(o.name, o.path, o.kind, o.step_key) for o in recipe.outputs)],
+    )
+    _check_start(found, spec)
+    if found.faults:
+        return None, found
+    root = Path(cluster.storage_root).expanduser()
+    return Draft(lab, request, composed, spec, capsule, root), found
+
+
+def base_interpreter() -> str:
+    """The interpreter below this process's virtual environment: it outlives that environment."""
+    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
+
+
+def parse_mounts(texts: list[str]) -> list[Mount]:
+    """`SRC:DST[:ro|:rw]` each, a colon in a path written `\\:`. Raises UsageError with every fault."""
+    faults, mounts = [], []
+    for text in texts:
+        parts = [part.replace("\0", ":") for part in text.replace("\\:", "\0").split(":")]
+        options = parts[2] if len(parts) == 3 else "rw"
+        if (
+            len(parts) not in (2, 3)
+            or options not in ("ro", "rw")
+            or not all(p.startswith("/") for p in parts[:2])
+        ):
+            remedy = "write SRC:DST or SRC:DST:ro with absolute paths, a colon inside a path as \\:"
+            faults.append(Fault(f"{text!r} is no mount", "--mount", remedy))
+        else:
+            mounts.append(Mount(parts[0], parts[1], options == "ro"))
+    if faults:
+        raise UsageError(*faults)
+    return mounts
+
+
+def present_secrets(found: Findings, site: Site, environ: Mapping[str, str]) -> list[str]:
+    """Names of the site's secrets that the submitting shell has; the others are told."""
+    missing = [name for name in site.secrets if name not in environ]
+    if missing:
+        found.notices.append(f"not set in this shell, so not given to the job: {', '.join(missing)}")
+    return [name for name in site.secrets if name in environ]
+
+
+def _locked(found: Findings, catalog: Catalog, experiment: Path) -> tuple[Lock | None, Recipe | None]:
+    state = found.attempt(lock_state, experiment, catalog)
+    if state is None:
+        return None, None
+    found.faults += state.faults
+    found.notices += state.advice
+    recipe = found.attempt(catalog.find, state.lock.recipe) if state.lock else None
+    return state.lock, recipe
+
+
+def _composed(found: Findings, lab: Lab, request: Request, environ: Mapping[str, str]) -> Composed | None:
+    if request.profile is None:
+        return None
+    asked = found.attempt(parse_profile, request.profile)
+    if asked is None:
+        return None
+    composed = found.attempt(compose, asked.name, lab_root=lab.root, flags=request.flags, environ=environ)
+    if composed is not None:
+        found.notices += composed.notices
+    return composed
+
+
+def _placed(found: Findings, composed: Composed, request: Request) -> Placement | None:
+    assert request.profile is not None
+    total = parse_profile(request.profile).total
+    config = composed.config
+    return found.attempt(place, config.cluster, total, request.nodes, request.gpus_per_node, site=config.site)
+
+
+def _parameters(found: Findings, recipe: Recipe, request: Request) -> dict[str, Any]:
+    faults, overrides = parse_sets(request.sets)
+    found.faults += faults
+    faults, params = check_parameters(recipe, overrides)
+    found.faults += faults
+    flags = {"model": request.model, "train_data": request.train_data}
+    found.notices += ignored_bindings(recipe, flags)
+    return params
+
+
+def _check_observability(found: Findings, recipe: Recipe, request: Request) -> None:
+    """C23 and C24. Any URL is accepted; an empty one is none."""
+    if recipe.observability == "external" and not request.observability_url:
+        remedy = "say --observability-url with the address of your own tracker"
+        if request.profile is None and request.observability_url is None:  # validate without flags
+            found.unchecked.append("where your metrics go: --observability-url was not given")
+        else:
+            found.faults.append(Fault(URL_REQUIRED, "--observability-url", remedy))
+    if recipe.observability == "platform" and request.observability_url is not None:
+        found.faults.append(
+            Fault(
+                f"{recipe.id} reports to the platform itself, so --observability-url is refused",
+                "--observability-url",
+                "leave it away",
+            )
+        )
+
+
+def _packed(found: Findings, lab: Lab, request: Request, site: Site | None) -> CapsuleInfo | None:
+    limit = (site or Site()).capsule_limit_mb << 20
+    checked = found.attempt(check_capsule, lab.root, allow_dirty=request.allow_dirty, limit_bytes=limit)
+    if checked is None:
+        return None
+    faults, capsule = checked
+    found.faults += faults
+    if capsule and capsule.left_out:
+        found.notices.append(f"never in a capsule, left out: {', '.join(capsule.left_out)}")
+    if capsule and capsule.dirty:
+        found.notices.append(f"taken along uncommitted (--allow-dirty): {', '.join(capsule.dirty)}")
+    return capsule
+
+
+def _chosen_image(
+    found: Findings, recipe: Recipe, composed: Composed, request: Request, environ: Mapping[str, str]
+) -> tuple[Choice, Rules] | None:
+    """The image and the rules that admit it; None where none is needed or it is refused."""
+    site, cluster = composed.config.site, composed.config.cluster
+    if cluster.container.runtime == "none":
+        if request.image is not None:
+            found.notices.append(f"profile {cluster.name} runs without containers: --image is not used")
+        return None
+    pin = recipe.runtime.image
+    choice: Choice | None = found.attempt(
+        choose_image,
+        recipe.id,
+        flag=request.image,
+        site_defaults=site.default_images,
+        runtime_id=recipe.runtime.id,
+        runtime_images=site.runtime_images,
+        pin=f"{pin.reference}@{pin.digest}" if pin and pin.digest else pin.reference if pin else None,
+    )
+    user_list = environ.get("TUNEPLANE_ALLOWED_IMAGE_REGISTRIES")
+    registries = found.attempt(allowed_registries, site.allowed_registries, user_list)
+    if choice is None or registries is None:
+        return None
+    rules = Rules(registries=registries, folders=site.image_folders, contact=site.contact)
+    faults = image_faults(choice, rules)
+    found.faults += [fault for fault in faults if fault not in found.faults]
+    return None if faults else (choice, rules)
+
+
+def _check_storage(found: Findings, cluster: Cluster) -> None:
+    """C31: compute nodes must reach the run folder, and so the ingest folder in it."""
+    root = Path(os.path.realpath(Path(cluster.storage_root).expanduser()))
+    if cluster.scheduler != "slurm" or not cluster.shared:
+        return
+    shared = [Path(os.path.realpath(path)) for path in cluster.shared]
+    if not any(root.is_relative_to(path) for path in shared):
+        found.faults.append(
+            Fault(
+                f"storage root {root} is outside what the site calls shared ({', '.join(map(str, shared))}): "
+                "compute nodes would not reach the run's folder",
+                f"profile {cluster.name}, storage_root",
+                "choose one below a shared folder",
+            )
+        )
+
+
+def _resources(request: Request, cluster: Cluster, placement: Placement) -> Resources:
+    assert request.profile is not None
+    return Resources(
+        profile=request.profile,
+        cluster=cluster.name,
+        scheduler=cluster.scheduler,
+        device=cluster.device,
+        nodes=placement.nodes,
+        gpus_per_node=placement.gpus_per_node,
+        cpus_per_node=placement.cpus_per_node,
+        memory_per_node=placement.memory_per_node,
+    )
+
+
+def _slurm(cluster: Cluster, request: Request) -> Slurm:
+    slurm = cluster.slurm
+    return Slurm(
+        job_name=slurm.job_name or request.experiment,
+        gpu_request=slurm.gpu_request,
+        gpu_type=slurm.gpu_type,
+        partition=slurm.partition,
+        account=slurm.account,
+        qos=slurm.qos,
+        reservation=slurm.reservation,
+        constraint=slurm.constraint,
+        time=slurm.time,
+        nodelist=slurm.nodelist,
+        exclude=slurm.exclude,
+        dependency=slurm.dependency,
+        mail_user=slurm.mail_user,
+        mail_type=slurm.mail_type,
+        exclusive=slurm.exclusive,
+        signal_before_end_s=slurm.signal_before_end_s,
+        extra_directives=dict(slurm.extra_directives),
+        modules=list(slurm.modules),
+        srun_options=list(slurm.srun_options),
+    )
+
+
+def _check_start(found: Findings, spec: Spec) -> None:
+    """What the container runtime could not be told, found before the queue and not after it."""
+    container = spec.container
+    sample = Started(
+        runtime=container.runtime,
+        binary=container.binary,
+        image=container.image.path if container.image else "",
+        options=tuple(container.options),
+        gpus=spec.resources.device == "gpu",
+        workdir=spec.node.scratch,
+        tmp_dir=f"{spec.node.scratch}/tmp",
+        home_dir=f"{spec.node.scratch}/home",
+    )
+    binds = [Bind(m.source, m.target, m.read_only) for m in container.mounts]
+    found.faults += container_faults(sample, ["bash"], spec.node.environment, binds)

@@ -1,0 +1,228 @@
+"""The whole pipeline, in the order in which it happens: check, prepare the run folder, hand it over.
+
+Nothing is written before every check has passed, and nothing is submitted before the folder is complete.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuneplane.capsule import build_capsule
+from tuneplane.capsule.kernel import kernel_application
+from tuneplane.compile import Draft, Findings, Request, compile_request
+from tuneplane.images import Progress
+from tuneplane.kernel import env
+from tuneplane.kernel.digests import sha256_bytes
+from tuneplane.kernel.errors import Fault, OperationError, UsageError
+from tuneplane.kernel.files import write_atomic
+from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.kernel.submission import read_submissions, record_submission
+from tuneplane.lab.marker import Lab
+from tuneplane.launch.inflight import check_in_flight
+from tuneplane.launch.local import start_local
+from tuneplane.launch.script import local_script
+from tuneplane.launch.slurm_commands import estimate_start, submit_script
+from tuneplane.node.environment import render_secrets
+from tuneplane.recipes.catalog import Catalog
+from tuneplane.runs.folder import make_run_folder, new_run_id, run_path
+from tuneplane.runs.index import current_user, remember_root
+from tuneplane.runs.state import read_state
+from tuneplane.runs.token import run_token, token_digest
+from tuneplane.spec import JobSpec, dump, read
+
+SHORTEST_SECRET = 8
+"""A shorter value is no secret worth looking for: it would be found in ordinary text."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """What became of a run that was handed over."""
+
+    run: RunFolder
+    job_id: str
+    estimate: str = ""
+
+
+def check(
+    lab: Lab,
+    catalog: Catalog,
+    request: Request,
+    environ: Mapping[str, str],
+    cache: Path,
+    progress: Progress | None = None,
+) -> tuple[Draft, Findings]:
+    """Every check that needs no queue. Raises UsageError or OperationError with all that is wrong."""
+    draft, found = compile_request(lab, catalog, request, environ, cache, progress)
+    found.raise_all()
+    if draft is None:
+        raise UsageError(*(Fault(told, "", "give that flag") for told in found.unchecked))
+    _refuse_secrets_in(draft, environ)
+    return draft, found
+
+
+def preview(draft: Draft) -> tuple[JobSpec, str]:
+    """The JobSpec and script of a run that is never made: no side effect at all (C42)."""
+    job = job_of(draft, new_run_id(draft.request.experiment), sha256_bytes(kernel_application()), token="")
+    return job, script_of(job)
+
+
+def prepare(draft: Draft, environ: Mapping[str, str]) -> RunFolder:
+    """Make the run's folder, complete. Raises OperationError; what was begun is then removed."""
+    user, experiment = current_user(), draft.request.experiment
+    run_id = new_run_id(experiment)
+    kernel = kernel_application()
+    token = run_token(run_id) if draft.spec.reporting.enabled else ""
+    job = job_of(draft, run_id, sha256_bytes(kernel), token)
+    mode = int(draft.site.run_folder_mode, 8)
+    run = make_run_folder(draft.storage_root, user, experiment, run_id, mode)
+    try:
+        info = build_capsule(
+            draft.lab.root,
+            run.capsule,
+            allow_dirty=draft.request.allow_dirty,
+            limit_bytes=draft.site.capsule_limit_mb << 20,
+        )
+        if info.digest != draft.capsule.digest:
+            raise UsageError(
+                Fault("the lab changed while it was packed", str(draft.lab.root), "submit again")
+            )
+        text = dump(job)
+        write_atomic(run.kernel, kernel, 0o444)
+        write_atomic(run.job, text, 0o444)
+        sums = f"{sha256_bytes(text.encode())}  job.json\n{sha256_bytes(kernel)}  kernel.pyz\n"
+        write_atomic(run.sums, sums, 0o444)
+        write_atomic(run.canary, f"{run_id}\n", 0o444)
+        write_secrets(run, job, environ)
+        write_atomic(run.script, script_of(job), 0o444)  # last: a folder with a script is complete
+        remember_root(draft.storage_root)
+    except BaseException as error:
+        _remove(run)
+        if isinstance(error, OSError):
+            raise OperationError(
+                Fault(f"run folder not written: {error.strerror}", str(error.filename or run.path))
+            ) from None
+        raise
+    return run
+
+
+def hand_over(run: RunFolder) -> Submitted:
+    """Submit a prepared run's very script. Raises OperationError; the run is then marked never submitted."""
+    job = read(run.job)
+    if job.spec.resources.scheduler == "local":
+        return Submitted(run, start_local(run))
+    estimate = estimate_start(run.script)
+    try:
+        job_id = submit_script(run.script)
+    except OperationError as error:
+        write_atomic(run.submit_error, "\n".join(fault.what for fault in error.faults) + "\n", 0o600)
+        raise
+    record_submission(run, job_id, "tp")
+    run.submit_error.unlink(missing_ok=True)
+    return Submitted(run, job_id, estimate)
+
+
+def check_room(draft: Draft) -> None:
+    """The site's cap on a user's GPUs in flight: the one check that asks the queue (C45)."""
+    cap = draft.site.caps.gpus_in_flight
+    resources = draft.spec.resources
+    if cap is not None and resources.scheduler == "slurm" and resources.device == "gpu":
+        check_in_flight(cap, resources.nodes * resources.gpus_per_node, draft.site.contact)
+
+
+def submit_prepared(run: RunFolder) -> Submitted:
+    """`tp submit --run`: the first start of a run that `tp render` prepared."""
+    if read_submissions(run):
+        raise UsageError(
+            Fault(
+                f"{run.run_id} was submitted already",
+                "--run",
+                f"tp job status {run.run_id}; tp job retry {run.run_id} starts it again once it has ended",
+            )
+        )
+    return hand_over(run)
+
+
+def retry(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
+    """Start an ended run again as its next attempt: secrets written anew, the same script."""
+    state = read_state(run)
+    if not state.is_final and state.state != "PREPARED":
+        raise UsageError(Fault(f"{run.run_id} is {state.state}", "RUN", f"tp job stop {run.run_id} ends it"))
+    job = read(run.job)
+    missing = [name for name in job.spec.node.secrets if name not in environ]
+    if missing:
+        raise UsageError(
+            Fault(f"{', '.join(missing)} not set in this shell", "environment", "export them, as at submit")
+        )
+    write_secrets(run, job, environ)
+    return hand_over(run)
+
+
+def write_secrets(run: RunFolder, job: JobSpec, environ: Mapping[str, str]) -> None:
+    """`secrets.env`, 0600: the site's secrets from this shell, and the run's token."""
+    secrets = {name: environ[name] for name in job.spec.node.secrets}
+    if job.spec.reporting.enabled:
+        secrets[env.TOKEN] = run_token(job.metadata.run_id)
+    if secrets:
+        write_atomic(run.secrets, render_secrets(secrets), 0o600)
+
+
+def job_of(draft: Draft, run_id: str, kernel_sha256: str, token: str) -> JobSpec:
+    """The draft as the JobSpec of one run. Its time is the one in the run's id."""
+    user = current_user()
+    folder = run_path(draft.storage_root, user, draft.request.experiment, run_id)
+    stamp = time.strptime(run_id[-20:-5], "%Y%m%d-%H%M%S")
+    spec = draft.spec
+    reporting = spec.reporting
+    if reporting.enabled:
+        ingest = RunFolder(folder).ingest.as_uri()
+        reporting = dataclasses.replace(reporting, endpoint=ingest, token_sha256=token_digest(token))
+    spec = dataclasses.replace(
+        spec,
+        reporting=reporting,
+        capsule=dataclasses.replace(spec.capsule, kernel_sha256=kernel_sha256),
+    )
+    return JobSpec(draft.metadata(run_id, time.strftime("%Y-%m-%dT%H:%M:%SZ", stamp), user, folder), spec)
+
+
+def script_of(job: JobSpec) -> str:
+    """The run's script, for Slurm or for this machine."""
+    if job.spec.resources.scheduler == "local":
+        return local_script(job)
+    from tuneplane.launch.slurm import SlurmLauncher
+
+    return SlurmLauncher(job).render()
+
+
+def _refuse_secrets_in(draft: Draft, environ: Mapping[str, str]) -> None:
+    """A secret of this shell that stands in the JobSpec would be readable for ever (C11)."""
+    job = job_of(draft, "x-20000101-000000-0000", "", token="")
+    text = dump(job)
+    names = {name for name in environ if env.is_secret_name(name)} | set(draft.site.secrets)
+    leaked = sorted(n for n in names if len(environ.get(n, "")) >= SHORTEST_SECRET and environ[n] in text)
+    if leaked:
+        raise UsageError(
+            *(
+                Fault(
+                    f"the value of {name} stands in the run's configuration or parameters",
+                    name,
+                    "a secret reaches the job by its name alone: have the site list it in site.secrets",
+                )
+                for name in leaked
+            )
+        )
+
+
+def _remove(run: RunFolder) -> None:
+    """Take back a folder that was never complete."""
+    from shutil import rmtree
+
+    rmtree(run.path, ignore_errors=True)
+    for folder in (run.path.parent, run.path.parent.parent):
+        try:
+            folder.rmdir()
+        except OSError:
+            return
