@@ -1,0 +1,52 @@
+# Everything a newcomer and CI need. `make demo` and `make test` install what they use.
+SHELL := /bin/bash
+PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo python3)
+BIN := .venv/bin
+TESTBED := slurm/testbed/testbed
+
+.PHONY: demo demo-slurm test test-fast lint contract bench testbed testbed-down install
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed"; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "python3-venv is needed: apt-get install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+# The main job on this machine: a lab, an experiment, a run, its curve and its artifacts.
+demo: install
+	PATH="$(CURDIR)/$(BIN):$$PATH" docs/first-run/demo.sh local:2
+
+# The same on a real Slurm of four hosts with fake GPUs, in a container, on two nodes.
+demo-slurm: testbed
+	$(TESTBED) demo
+
+testbed: install
+	$(TESTBED) up
+	$(TESTBED) install-tp
+	$(TESTBED) image
+	$(TESTBED) status
+
+testbed-down:
+	$(TESTBED) down
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tests/tools/kernel_stdlib.py
+
+contract: install
+	$(BIN)/python tests/tools/contract.py
+
+test-fast: install
+	$(BIN)/pytest -q -n 2 -m "not testbed and not slow"
+
+test: lint contract
+	$(BIN)/python tests/tools/system_packages.py
+	$(BIN)/pytest -n 2 --dist loadgroup
+
+bench: testbed
+	$(BIN)/python tests/bench/run.py
