@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from tuneplane import __version__
 from tuneplane.capsule import CapsuleInfo, check_capsule
 from tuneplane.compose import Composed, compose
+from tuneplane.compose.mounts import parse_mount
 from tuneplane.containers import Container as Started
 from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
@@ -179,7 +180,7 @@ def compile_request(
     site, cluster = composed.config.site, composed.config.cluster
     capsule = _packed(found, lab, request, site)
     choice = _chosen_image(found, recipe, composed, request, environ) if recipe else None
-    mounts = found.attempt(parse_mounts, [*cluster.mounts, *request.mounts]) or []
+    mounts = parse_mounts(found, [*cluster.mounts, *request.mounts])
     _check_storage(found, cluster)
     if cluster.scheduler == "local" and request.flags:
         named = ", ".join(flag for flag, _ in request.flags.values())
@@ -241,23 +242,14 @@ def base_interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def parse_mounts(texts: list[str]) -> list[Mount]:
-    """`SRC:DST[:ro|:rw]` each, a colon in a path written `\\:`. Raises UsageError with every fault."""
-    faults, mounts = [], []
+def parse_mounts(found: Findings, texts: Sequence[str]) -> list[Mount]:
+    """Mounts from their texts; each that is none is a fault."""
+    mounts = []
     for text in texts:
-        parts = [part.replace("\0", ":") for part in text.replace("\\:", "\0").split(":")]
-        options = parts[2] if len(parts) == 3 else "rw"
-        if (
-            len(parts) not in (2, 3)
-            or options not in ("ro", "rw")
-            or not all(p.startswith("/") for p in parts[:2])
-        ):
-            remedy = "write SRC:DST or SRC:DST:ro with absolute paths, a colon inside a path as \\:"
-            faults.append(Fault(f"{text!r} is no mount", "--mount", remedy))
-        else:
-            mounts.append(Mount(parts[0], parts[1], options == "ro"))
-    if faults:
-        raise UsageError(*faults)
+        try:
+            mounts.append(parse_mount(text))
+        except ValueError as error:
+            found.faults.append(Fault(f"{text!r} {error}", "--mount"))
     return mounts
 
 

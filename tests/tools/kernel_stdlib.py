@@ -1,17 +1,20 @@
 """The kernel runs with nothing but the standard library: import every module of it with `python -I -S`.
 
-Part of `make lint`. Uses the oldest Python ≥ 3.9 found on this machine.
+Part of `make lint`. Under every Python from 3.9 on that this machine has.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from tuneplane.capsule.kernel import kernel_files, write_kernel_application
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from interpreters import pythons  # noqa: E402
+
+from tuneplane.capsule.kernel import kernel_files, write_kernel_application  # noqa: E402
 
 CHECK = """
 import importlib, sys
@@ -25,16 +28,6 @@ assert not third, f"imported beyond the standard library: {third}"
 """
 
 
-def interpreters() -> list[str]:
-    """This Python, and an older supported one where there is one."""
-    found = [sys.executable]
-    for minor in (9, 10):
-        candidates = [shutil.which(f"python3.{minor}") or ""]
-        candidates += [str(p) for p in Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3")]
-        found += [c for c in candidates if c and Path(c).exists()][:1]
-    return found
-
-
 def main() -> int:
     """Import all of the kernel from its zip application; exit code 1 where it needs more."""
     modules = [
@@ -43,7 +36,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         application = Path(folder) / "kernel.pyz"
         write_kernel_application(application)
-        for python in interpreters():
+        for python in pythons((3, 9)).values():
             argv = [python, "-I", "-S", "-c", CHECK, str(application), *modules]
             result = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
             if result.returncode:
