@@ -382,13 +382,13 @@ def test_all_faults_come_at_once(lab: GitLab) -> None:
     assert len(raised.value.faults) == 6
 
 
-def test_a_file_that_cannot_be_read_or_is_none_is_told(lab: GitLab) -> None:
+def test_what_is_neither_file_nor_link_is_refused(lab: GitLab) -> None:
     lab.write("pipe", "was a file")
     lab.commit()
     (lab.root / "pipe").unlink()
     os.mkfifo(lab.root / "pipe")
     told = refusal(lab, allow_dirty=True)
-    assert "neither file nor link" in told or "pipe" in told
+    assert "neither file nor link, so it cannot travel:\n    pipe" in told
 
 
 def test_a_file_that_changes_while_it_is_packed_is_noticed(
