@@ -79,7 +79,7 @@ def list_experiments(lab: Lab, catalog: Catalog) -> list[Experiment]:
 def _experiment(folder: Path, catalog: Catalog) -> Experiment:
     try:
         state = lock_state(folder, catalog)
-    except (UsageError, OperationError) as error:  # one that is broken hides no other
+    except OperationError as error:  # one that cannot be read hides no other
         state = LockState(LockStatus.REFUSED, None, error.faults)
     return Experiment(folder.name, folder, state.lock.recipe if state.lock else "", state)
 

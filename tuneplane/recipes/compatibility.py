@@ -57,16 +57,19 @@ def check_lock(lock: Lock, recipe: Recipe | None, experiment: str, where: str = 
 
 
 def lock_state(folder: Path, catalog: Catalog) -> LockState:
-    """The state of the lock in an experiment's folder; one that is missing or malformed is refused.
+    """The state of the lock in an experiment's folder.
 
-    Raises UsageError where the recipe's own manifest is wrong, OperationError where a file is unreadable.
+    One that is missing or malformed is refused, and one whose recipe has a broken manifest.
+    Raises OperationError where a file cannot be read.
     """
     path = folder / LOCK_NAME
+    lock = None
     try:
         lock = read_lock(path)
+        recipe = catalog.find(lock.recipe)
     except UsageError as error:
-        return LockState(LockStatus.REFUSED, None, error.faults)
-    return check_lock(lock, catalog.find(lock.recipe), folder.name, str(path))
+        return LockState(LockStatus.REFUSED, lock, error.faults)
+    return check_lock(lock, recipe, folder.name, str(path))
 
 
 def _differences(lock: Lock, recipe: Recipe) -> list[str]:

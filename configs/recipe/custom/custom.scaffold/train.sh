@@ -25,7 +25,7 @@ fi
 # One node, plain python, one process:
 # exec python3 "$TUNEPLANE_EXP_DIR/train.py"
 #
-# One node, accelerate:
+# One node, accelerate (on CPUs it starts one process, whatever the number: take torchrun there):
 # exec accelerate launch --num_machines 1 --num_processes "$TUNEPLANE_CLUSTER_GPUS_PER_NODE" "$TUNEPLANE_EXP_DIR/train.py"
 #
 # One node, torchrun:
@@ -37,7 +37,8 @@ fi
 # exec python3 "$TUNEPLANE_EXP_DIR/train.py"
 #
 # Several nodes, accelerate:
-# exec accelerate launch --num_machines "$TUNEPLANE_MACHINE_COUNT" --machine_rank "$TUNEPLANE_MACHINE_RANK" \
+# exec accelerate launch --multi_gpu \
+#   --num_machines "$TUNEPLANE_MACHINE_COUNT" --machine_rank "$TUNEPLANE_MACHINE_RANK" \
 #   --main_process_ip "$TUNEPLANE_MAIN_PROCESS_IP" --main_process_port "$TUNEPLANE_MAIN_PROCESS_PORT" \
 #   --num_processes "$((TUNEPLANE_CLUSTER_NUM_NODES * TUNEPLANE_CLUSTER_GPUS_PER_NODE))" \
 #   "$TUNEPLANE_EXP_DIR/train.py"
