@@ -16,7 +16,8 @@ def pythons(minimum: tuple[int, int]) -> dict[str, str]:
     found = {f"{sys.version_info.major}.{sys.version_info.minor}": sys.executable}
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
     candidates = [shutil.which(f"python3.{minor}") for minor in range(minimum[1], 20)]
-    candidates += sorted(map(str, pyenv.glob("3.*/bin/python3")))
+    if os.access(pyenv, os.R_OK | os.X_OK):
+        candidates += sorted(map(str, pyenv.glob("3.*/bin/python3")))
     for candidate in filter(None, candidates):
         answer = subprocess.run(
             [candidate, "-I", "-S", "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],

@@ -16,8 +16,8 @@ from tuneplane.kernel.digests import printable
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.unpack import LINK_MODE, structure_faults
 from tuneplane.lab.git import DirtyFile, LabState, TreeEntry, listing, read_blobs, read_tree, run_git
+from tuneplane.lab.marker import MARKER
 
-MARKER = "tuneplane.yaml"
 RESERVED = ".tuneplane"  # where a capsule keeps the kernel
 
 # A day after the zip format's first, for every time zone: what zips the work folder must not choke on it.
