@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from tuneplane.kernel.errors import UsageError
 from tuneplane.packaged import packaged_configs
 from tuneplane.recipes.catalog import Catalog, load_catalog
 from tuneplane.recipes.documents import Document
-from tuneplane.recipes.manifest import recipe_of
+from tuneplane.recipes.manifest import PARAMETER_KEYS, RECIPE_KEYS, recipe_of
 from tuneplane.recipes.recipe import Recipe
 
 FULL = """\
@@ -352,3 +353,24 @@ def test_the_packaged_catalog_is_found_inside_the_wheel_and_beside_a_checkout(
     assert lost.returncode == 1 and "has no configs folder" in lost.stderr
     shutil.copytree(packaged_configs(), root / place, dirs_exist_ok=True)
     assert answer().stdout == f"{root / place}\n"
+
+
+def test_the_variant_that_the_documentation_shows_is_a_method(tmp_path: Path) -> None:
+    page = (packaged_configs().parent / "docs" / "adapters.md").read_text()
+    example = page.split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "recipe/site").mkdir(parents=True)
+    (tmp_path / "recipe/site/reported.yaml").write_text(example)
+    both = load_catalog([packaged_configs(), tmp_path])
+    assert both.get("site/reported").observability == "platform"
+    assert both.scaffold(both.get("site/reported")).files
+
+
+def test_the_documentation_explains_every_key_of_a_manifest() -> None:
+    page = (packaged_configs().parent / "docs" / "adapters.md").read_text()
+    named: set[str] = set()
+    for row in page.splitlines():
+        if row.startswith("| `"):
+            named.update(re.findall(r"`([a-z_.]+)`", row.split("|")[1]))
+    assert {name.partition(".")[0] for name in named} == set(RECIPE_KEYS)
+    for key in PARAMETER_KEYS:
+        assert re.search(rf"\b{key}\b", page)
