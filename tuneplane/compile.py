@@ -22,13 +22,13 @@ from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
 from tuneplane.images import (
     Choice,
-    Progress,
     Rules,
     allowed_registries,
     choose_image,
     image_faults,
     prepare_image,
 )
+from tuneplane.images.local import Progress
 from tuneplane.kernel.errors import Fault, TunePlaneError, UsageError
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
 from tuneplane.lab.marker import Lab

@@ -14,7 +14,7 @@ from pathlib import Path
 from tuneplane.capsule import build_capsule
 from tuneplane.capsule.kernel import kernel_application
 from tuneplane.compile import Draft, Findings, Request, compile_request
-from tuneplane.images import Progress
+from tuneplane.images.local import Progress
 from tuneplane.kernel import env
 from tuneplane.kernel.digests import sha256_bytes
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
