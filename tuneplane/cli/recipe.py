@@ -8,7 +8,7 @@ import click
 
 from tuneplane.cli.context import lab_here, load_methods
 from tuneplane.cli.show import show_fields, show_json, show_notices, show_table
-from tuneplane.kernel.errors import Exit
+from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 
 @click.command("methods")
@@ -94,26 +94,30 @@ def status_command(name: str | None, folder: str | None, as_json: bool) -> int:
 
 
 @recipe_command.command("upgrade")
-@click.argument("name")
+@click.argument("name", required=False)
 @click.option("--method", help="Where the lock no longer says which recipe it was for, or that is gone.")
 @click.option("--dry-run", is_flag=True, help="Show what would change; write nothing.")
 @click.option("--lab", "folder", type=click.Path(), help="A folder of the lab; here where not given.")
-def upgrade_command(name: str, method: str | None, dry_run: bool, folder: str | None) -> None:
-    """Lock NAME against the catalog of today and show what changed."""
-    from tuneplane.lab.experiments import find_experiment
+def upgrade_command(name: str | None, method: str | None, dry_run: bool, folder: str | None) -> None:
+    """Lock NAME (every experiment where not given) against the catalog of today and show what changed."""
+    from tuneplane.lab.experiments import experiment_names, find_experiment
     from tuneplane.recipes.compatibility import plan_upgrade, write_upgrade
 
-    upgrade = plan_upgrade(find_experiment(lab_here(folder), name), load_methods(), method)
-    for change in upgrade.changes:
-        click.echo(f"{change.key}: {_shown(change.before)} -> {_shown(change.after)}")
-    if not upgrade.changes:
-        click.echo("nothing to change: the lock is current")
-        return
-    if dry_run:
-        click.echo("nothing was written (--dry-run)")
-        return
-    write_upgrade(upgrade)
-    click.echo(f"wrote {upgrade.path}; commit it before the next submit")
+    if name is None and method is not None:
+        raise UsageError(Fault("--method is for one experiment", "--method", "name the experiment"))
+    lab, catalog = lab_here(folder), load_methods()
+    names = [name] if name else experiment_names(lab)
+    upgrades = [(n, plan_upgrade(find_experiment(lab, n), catalog, method)) for n in names]  # all, then write
+    for experiment, upgrade in upgrades:
+        for change in upgrade.changes:
+            click.echo(f"{experiment}: {change.key}: {_shown(change.before)} -> {_shown(change.after)}")
+        if not upgrade.changes:
+            click.echo(f"{experiment}: nothing to change, the lock is current")
+        elif dry_run:
+            click.echo(f"{experiment}: nothing was written (--dry-run)")
+        else:
+            write_upgrade(upgrade)
+            click.echo(f"{experiment}: wrote {upgrade.path}; commit it before the next submit")
 
 
 def _shown(value: object) -> str:

@@ -143,7 +143,7 @@ def submit_command(
         draft, found = _checked(name, folder, given)
         notices = found.notices
         if dry_run:
-            job, script = submit.preview(draft)
+            _, script = submit.preview(draft)
             show_notices(notices)
             click.echo(script, nl=False)
             return Exit.DONE
