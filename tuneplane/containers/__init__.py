@@ -1,0 +1,69 @@
+"""Container runtimes as argv builders: what to start, with which environment, from which folder.
+
+The node agent calls `launch`; submit calls `faults` to say beforehand what a runtime cannot be told.
+One small module a runtime; none of them keeps state or touches the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+
+from tuneplane.containers import apptainer, none
+from tuneplane.containers.container import Container, Launch, Mount
+from tuneplane.kernel.errors import Fault, UsageError
+
+__all__ = ["RUNTIMES", "Container", "Launch", "Mount", "faults", "launch", "serves_image"]
+
+_MODULES: Mapping[str, ModuleType] = {"apptainer": apptainer, "singularity": apptainer, "none": none}
+
+RUNTIMES = tuple(_MODULES)
+"""What a cluster profile's `container.runtime` may say."""
+
+_IMAGE_SERVERS = frozenset({"squashfuse", "squashfuse_ll", "fuse-overlayfs", "fuse2fs", "gocryptfs"})
+
+
+def launch(
+    container: Container,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    mounts: Sequence[Mount] = (),
+    host: Mapping[str, str] | None = None,
+) -> Launch:
+    """How `argv` is started in `container`.
+
+    env: what the program is to see, byte for byte; it passes no argv (C11). In a container `HOME` and
+        `TMPDIR` are `home_dir` and `/tmp` whatever `env` says, and `PATH` is the image's (C10).
+    mounts: folders and files of the host; nothing else of it is inside, but what the site's own
+        configuration of the runtime adds, and the kernel's `/dev`, `/proc`, `/sys`.
+    host: the caller's own environment; the runtime's process gets the few variables of it that it needs,
+        the program none.
+
+    Raises UsageError with every fault of `faults`.
+    """
+    found = faults(container, argv, env, mounts)
+    if found:
+        raise UsageError(*found)
+    result: Launch = _MODULES[container.runtime].launch(container, argv, env, mounts, host or {})
+    return result
+
+
+def faults(
+    container: Container, argv: Sequence[str], env: Mapping[str, str], mounts: Sequence[Mount] = ()
+) -> list[Fault]:
+    """All that this runtime cannot be told of such a start; empty where `launch` would succeed."""
+    module = _MODULES.get(container.runtime)
+    if module is None:
+        what = f"container runtime {container.runtime!r} is not one of {', '.join(RUNTIMES)}"
+        return [Fault(what, "cluster.container.runtime")]
+    found: list[Fault] = module.faults(container, argv, env, mounts)
+    return found
+
+
+def serves_image(process_name: str) -> bool:
+    """Whether a process, by its name in /proc/PID/comm, is one that serves the image's files.
+
+    Without setuid Apptainer mounts images by such a child of its own. Whoever ends a container must leave
+    it to the last: told to end with the others, it takes the image away while a trainer still saves.
+    """
+    return process_name in _IMAGE_SERVERS
