@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Mapping
 
 import apptainer
+import database
 import hosts
 import packages
 import view
@@ -61,8 +62,7 @@ def up(layout: Layout, accounting: bool | None) -> None:
             running[name] = hosts.start_host(layout, name, root)
         hosts.wire_node(controller, name, running[name])
     if settings.accounting:
-        slurm.start_database(layout, controller)
-        slurm.add_accounts(layout, controller)
+        database.start_accounting(layout, controller)
     if changed:
         slurm.end_daemon(controller, "slurmctld")
     slurm.start_controller(layout, controller)
@@ -85,8 +85,7 @@ def set_accounting(layout: Layout, on: bool) -> None:
     settings.accounting = on
     slurm.write_settings(layout, settings)
     if on:
-        slurm.start_database(layout, controller)
-        slurm.add_accounts(layout, controller)
+        database.start_accounting(layout, controller)
     restart_controller(layout)
 
 
@@ -94,6 +93,7 @@ def restart_controller(layout: Layout) -> None:
     """End slurmctld, which saves its state, and start it again with the present configuration."""
     controller = hosts.find_host(layout, CONTROLLER)
     renew_controller(layout, controller)
+    slurm.announce_nodes(hosts.find_hosts(layout))
     slurm.wait_for_nodes(layout, controller)
 
 
@@ -121,7 +121,9 @@ def change_conf(layout: Layout, changes: Mapping[str, str] | None) -> None:
 
 
 def reset(layout: Layout) -> None:
-    """The default slurm.conf, with accounting."""
+    """The default slurm.conf, with accounting, and every node on the network."""
+    for name in NODES:
+        hosts.set_link(layout, name, up=True)
     change_conf(layout, None)
     if not slurm.read_settings(layout).accounting:
         set_accounting(layout, True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import json
 import os
 import shutil
 import sys
@@ -66,14 +67,18 @@ def parse_changes(words: Sequence[str]) -> dict[str, str]:
 
 def execute(layout: Layout, host: str, arguments: argparse.Namespace) -> None:
     """Become the command inside a host; comes back only by an exception."""
-    argv = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
-    if not argv:
+    if not arguments.argv:
         raise TestbedError("give a command after --")
     if arguments.user != "root" and arguments.user not in USERS:
         raise TestbedError(f"there is no user {arguments.user!r}: take root, {', '.join(USERS)}")
-    environment = hosts.environment_for(layout, arguments.user, parse_env(arguments.env))
+    values = parse_env(arguments.env)
+    if arguments.env_fd is not None:
+        os.lseek(arguments.env_fd, 0, os.SEEK_SET)
+        with os.fdopen(arguments.env_fd, encoding="utf-8") as source:
+            values.update(json.load(source))
+    environment = hosts.environment_for(layout, arguments.user, values)
     command = hosts.enter_command(
-        hosts.find_host(layout, host), argv, arguments.user, arguments.cwd or environment["HOME"]
+        hosts.find_host(layout, host), arguments.argv, arguments.user, arguments.cwd or environment["HOME"]
     )
     sys.stdout.flush()
     os.umask(0o022)
@@ -85,8 +90,10 @@ def add_inside_options(parser: argparse.ArgumentParser, user: str) -> None:
     parser.add_argument(
         "--env", action="append", default=[], metavar="K[=V]", help="on top of a fresh login's"
     )
+    parser.add_argument(
+        "--env-fd", type=int, metavar="N", help="read more of it from a JSON file open as descriptor N"
+    )
     parser.add_argument("--cwd", metavar="DIR", help="default: the user's home")
-    parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD…")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -96,11 +103,19 @@ def build_parser() -> argparse.ArgumentParser:
     up.add_argument("--no-accounting", action="store_true", help="without MariaDB, slurmdbd and sacct")
     commands.add_parser("down", help="end everything and remove the state folder; the cache stays")
     commands.add_parser("status", help="what runs and how to reach it; exit 1 where something is missing")
-    inside = commands.add_parser("exec", help="run a command on the login host as an ordinary user")
+    inside = commands.add_parser(
+        "exec",
+        usage="testbed exec [OPTIONS] -- CMD…",
+        help="run a command on the login host as an ordinary user",
+    )
     add_inside_options(inside, "alice")
     shell = commands.add_parser("shell", help="a login shell on the login host")
     shell.add_argument("user", nargs="?", default="alice")
-    node = commands.add_parser("node-exec", help="run a command on a node, outside any job")
+    node = commands.add_parser(
+        "node-exec",
+        usage="testbed node-exec NODE [OPTIONS] -- CMD…",
+        help="run a command on a node, outside any job",
+    )
     node.add_argument("node", choices=NODES)
     add_inside_options(node, "root")
     for name, text in (("cut", "cut a node off the network"), ("join", "end its cut")):
@@ -125,11 +140,12 @@ def run(layout: Layout, arguments: argparse.Namespace) -> int:
     elif command == "node-exec":
         execute(layout, arguments.node, arguments)
     elif command == "shell":
-        arguments.env, arguments.cwd, arguments.argv = (
+        arguments.env, arguments.env_fd, arguments.cwd = (
             [f"TERM={os.environ.get('TERM', 'dumb')}"],
             None,
-            ["bash", "-l"],
+            None,
         )
+        arguments.argv = ["bash", "-l"]
         execute(layout, CONTROLLER, arguments)
     elif command == "status":
         text, whole = cluster.describe(layout)
@@ -161,7 +177,10 @@ def run(layout: Layout, arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns its exit code."""
-    arguments = build_parser().parse_args(argv)
+    # What follows the first ``--`` is the command inside; argparse never sees it.
+    cut = argv.index("--") if "--" in argv else len(argv)
+    arguments = build_parser().parse_args(argv[:cut])
+    arguments.argv = list(argv[cut + 1 :])
     try:
         if os.geteuid() != 0:
             raise TestbedError("this needs root: namespaces, mounts and cgroups")

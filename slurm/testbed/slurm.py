@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import hosts
-from layout import ACCOUNT, ADDRESSES, CONTROLLER, GPUS_PER_NODE, NODES, USERS, Layout, TestbedError
+from layout import ADDRESSES, CONTROLLER, GPUS_PER_NODE, NODES, Layout, TestbedError
 
 DAEMON_START_TIMEOUT_S = 45.0
 DAEMON_END_TIMEOUT_S = 20.0
@@ -105,20 +105,6 @@ def gres_conf(layout: Layout) -> str:
     return f"AutoDetect=off\nName=gpu Type=h200 File={layout.devices}/nvidia[0-{GPUS_PER_NODE - 1}]\n"
 
 
-def slurmdbd_conf(layout: Layout) -> str:
-    return f"""\
-AuthType=auth/munge
-DbdHost={CONTROLLER}
-SlurmUser=root
-LogFile={layout.log}/slurmdbd.log
-PidFile=/run/slurmdbd.pid
-StorageType=accounting_storage/mysql
-StorageHost=localhost
-StorageUser=root
-StorageLoc=slurm_acct_db
-"""
-
-
 @dataclass
 class Settings:
     """What ``accounting`` and ``set`` chose."""
@@ -172,7 +158,6 @@ def write_configuration(layout: Layout, *, cgroup: bool) -> None:
     write_text(layout.slurm / "slurm.conf", slurm_conf(conf))
     write_text(layout.slurm / "gres.conf", gres_conf(layout))
     write_text(layout.slurm / "cgroup.conf", CGROUP_CONF)
-    write_text(layout.slurm / "slurmdbd.conf", slurmdbd_conf(layout), 0o600)
 
 
 def has_freezer(controller: int) -> bool:
@@ -196,14 +181,17 @@ def is_running(first: int, program: str) -> bool:
     return bool(hosts.find_processes(first).get(program))
 
 
-def end_daemon(first: int, program: str) -> None:
-    """End a daemon in an orderly way, so that it saves its state."""
-    pids = hosts.find_processes(first).get(program, [])
-    for pid in pids:
+def signal_daemon(first: int, program: str, number: int) -> None:
+    for pid in hosts.find_processes(first).get(program, []):
         try:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(pid, number)
         except ProcessLookupError:
             continue
+
+
+def end_daemon(first: int, program: str) -> None:
+    """End a daemon in an orderly way, so that it saves its state."""
+    signal_daemon(first, program, signal.SIGTERM)
     wait_for(f"{program} did not end", lambda: not is_running(first, program), DAEMON_END_TIMEOUT_S)
 
 
@@ -230,56 +218,6 @@ def start_munge(layout: Layout, controller: int) -> None:
     )
 
 
-def start_database(layout: Layout, controller: int) -> None:
-    """Start MariaDB on a data folder of its own, without network, and then slurmdbd."""
-    if not is_running(controller, "mariadbd"):
-        data = layout.state / "mysql"
-        log = layout.log / "mariadb.log"
-        if not (data / "mysql").exists():
-            done = hosts.run_inside(
-                controller,
-                [
-                    "mariadb-install-db",
-                    "--no-defaults",
-                    "--user=root",
-                    f"--datadir={data}",
-                    "--skip-test-db",
-                    "--auth-root-authentication-method=normal",
-                ],
-                timeout_s=120,
-            )
-            write_text(layout.log / "mariadb-install.log", done.stdout + done.stderr)
-        command = [
-            "mariadbd",
-            "--no-defaults",
-            "--user=root",
-            f"--datadir={data}",
-            "--skip-networking",
-            "--socket=/run/mysqld/mysqld.sock",
-            "--pid-file=/run/mysqld/mysqld.pid",
-            f"--log-error={log}",
-            # Nothing here outlives a power cut anyway, and the machine may be small.
-            "--innodb-flush-log-at-trx-commit=0",
-            "--innodb-buffer-pool-size=64M",
-            "--innodb-lock-wait-timeout=900",
-            "--performance-schema=OFF",
-            "--skip-log-bin",
-        ]
-        hosts.run_inside(controller, ["mkdir", "-p", "/run/mysqld"])
-        start_detached(controller, command, layout.log / "mariadb-start.log")
-        socket = Path(f"/proc/{controller}/root/run/mysqld/mysqld.sock")
-        wait_for("MariaDB did not open its socket", socket.is_socket, DAEMON_START_TIMEOUT_S, log)
-    if not is_running(controller, "slurmdbd"):
-        log = layout.log / "slurmdbd.log"
-        hosts.run_inside(controller, ["slurmdbd"])
-        wait_for(
-            "slurmdbd does not answer",
-            lambda: answers(controller, ["sacctmgr", "-n", "show", "cluster"]),
-            DAEMON_START_TIMEOUT_S,
-            log,
-        )
-
-
 def answers(controller: int, argv: list[str]) -> bool:
     return hosts.run_inside(controller, argv, check=False).returncode == 0
 
@@ -294,31 +232,6 @@ def start_detached(first: int, argv: list[str], log: Path) -> None:
             stdout=sink,
             stderr=sink,
         ).wait()
-
-
-def add_accounts(layout: Layout, controller: int) -> None:
-    """Make the cluster, the account, two QOS and the users' associations, unless done before."""
-    marker = layout.state / "accounts.done"
-    if marker.exists():
-        return
-    commands = [
-        "add cluster testbed",
-        f"add account {ACCOUNT} Description=research Organization=testbed Cluster=testbed",
-        "add account teaching Description=teaching Organization=testbed Cluster=testbed",
-        "add qos high Priority=100",
-        "add qos debug MaxWall=00:30:00 MaxSubmitJobsPerUser=2",
-        *(f"add user {user} Account={ACCOUNT} DefaultAccount={ACCOUNT} Cluster=testbed" for user in USERS),
-        *(f"modify user {user} set QOS=normal,high,debug DefaultQOS=normal" for user in USERS),
-    ]
-    done = hosts.run_inside(
-        controller, ["sacctmgr", "-i"], text="\n".join([*commands, "quit", ""]), timeout_s=60
-    )
-    shown = hosts.run_inside(
-        controller, ["sacctmgr", "-nP", "show", "assoc", "format=User,Account,QOS"]
-    ).stdout
-    if not all(f"{user}|{ACCOUNT}|" in shown for user in USERS):
-        raise TestbedError(f"the users' associations were not made:\n{done.stdout}{done.stderr}{shown}")
-    marker.touch()
 
 
 def start_controller(layout: Layout, controller: int) -> None:
@@ -338,6 +251,12 @@ def start_node(layout: Layout, name: str, first: int) -> None:
         return
     (layout.host(name) / "spool").mkdir(exist_ok=True)
     hosts.run_inside(first, ["slurmd", "-N", name])
+
+
+def announce_nodes(running: dict[str, int]) -> None:
+    """Have each slurmd report to a new slurmctld now rather than when it is asked, some seconds later."""
+    for name in NODES:
+        signal_daemon(running[name], "slurmd", signal.SIGHUP)
 
 
 def read_node_states(controller: int) -> dict[str, str]:

@@ -100,7 +100,14 @@ def install_tp(layout: Layout, checkout: Path = CHECKOUT) -> Path:
             if not wheels.exists():
                 work = layout.cache / "wheels" / "work"
                 shutil.rmtree(layout.cache / "wheels", ignore_errors=True)
-                pip(layout.cache / "build-venv", "wheel", "--use-pep517", "--wheel-dir", str(work), *requirements)
+                pip(
+                    layout.cache / "build-venv",
+                    "wheel",
+                    "--use-pep517",
+                    "--wheel-dir",
+                    str(work),
+                    *requirements,
+                )
                 work.rename(wheels)
             pip(
                 layout.venv,

@@ -1,0 +1,78 @@
+"""Fixtures that several test modules share."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+from filelock import FileLock
+from testbed_client import WEIRD_NAME, Testbed, unusable_because
+
+LOCKS = Path(tempfile.gettempdir())
+
+
+@pytest.fixture
+def weird_dir(tmp_path: Path) -> Path:
+    """A folder whose name has spaces, ``$``, ``%``, both quotes and Chinese characters."""
+    folder = tmp_path / WEIRD_NAME
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def testbed() -> Iterator[Testbed]:
+    """The real Slurm of slurm/testbed, started on first use and left running.
+
+    Several workers share it. A test that changes it for all (cuts a node, turns accounting off, sets values
+    of slurm.conf) takes ``testbed_alone``. TUNEPLANE_TESTBED_DOWN=1 takes it down after the last worker.
+    """
+    reason = unusable_because()
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason}, and this is a CI run: it must not be skipped")
+        pytest.skip(reason)
+    cluster = Testbed()
+    with (LOCKS / "tuneplane-testbed-sessions.lock").open("w") as sessions:
+        fcntl.flock(sessions, fcntl.LOCK_SH)
+        with FileLock(LOCKS / "tuneplane-testbed-start.lock"):
+            cluster.start()
+        yield cluster
+        if os.environ.get("TUNEPLANE_TESTBED_DOWN") == "1":
+            try:
+                fcntl.flock(sessions, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return
+            cluster.down()
+
+
+def hold(mode: int) -> IO[str]:
+    """Take the lock by which tests of several workers share the testbed (LOCK_SH) or have it alone (LOCK_EX)."""
+    handle = (LOCKS / "tuneplane-testbed-tests.lock").open("w")
+    fcntl.flock(handle, mode)
+    return handle
+
+
+@pytest.fixture
+def testbed_alone(testbed: Testbed) -> Iterator[Testbed]:
+    """The testbed with no other worker's test running on it; put back to its defaults afterwards."""
+    with hold(fcntl.LOCK_EX):
+        yield testbed
+        testbed.cancel_all()
+        testbed.reset()
+
+
+@pytest.fixture(autouse=True)
+def _share_testbed(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Keep ``testbed_alone`` tests of other workers away while a test uses the testbed."""
+    names = request.fixturenames
+    if "testbed" not in names or "testbed_alone" in names:
+        yield
+        return
+    request.getfixturevalue("testbed")
+    with hold(fcntl.LOCK_SH):
+        yield
