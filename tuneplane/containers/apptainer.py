@@ -5,7 +5,6 @@ Every option below was measured on Apptainer 1.4.5; the tests hold what each one
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 
 from tuneplane.containers.container import (
@@ -16,6 +15,7 @@ from tuneplane.containers.container import (
     environment_faults,
     is_utf8,
     path_faults,
+    plain,
 )
 from tuneplane.kernel.errors import Fault
 
@@ -122,7 +122,7 @@ def _all_mounts(container: Container, mounts: Sequence[Mount]) -> list[Mount]:
         own += [Mount(container.tmp_dir, "/tmp"), Mount(container.tmp_dir, "/var/tmp")]
     if container.home_dir:
         own.append(Mount(container.home_dir, container.home_dir))
-    return sorted(dict.fromkeys([*own, *mounts]), key=lambda mount: len(mount.target.rstrip("/").split("/")))
+    return sorted(dict.fromkeys([*own, *mounts]), key=lambda mount: plain(mount.target).count("/"))
 
 
 def _mount_option(mount: Mount) -> str:
@@ -176,7 +176,7 @@ def _mount_faults(mounts: Sequence[Mount]) -> Iterator[Fault]:
         for path in (mount.source, mount.target):
             if "\r" in path or not is_utf8(path):
                 yield Fault(f"Apptainer cannot mount {path!r}: a carriage return or bytes that are not UTF-8")
-        target = os.path.normpath(mount.target)
+        target = plain(mount.target)
         if target == "/":
             yield Fault(f"{mount.source!r} cannot be mounted as /: that is the image", "mounts")
         elif target in taken:

@@ -84,6 +84,11 @@ def path_faults(path: str, what: str) -> Iterator[Fault]:
         yield Fault(f"{what} {path!r} holds a NUL byte")
 
 
+def plain(path: str) -> str:
+    """An absolute path without doubled, leading or trailing slashes, to compare with others."""
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
 def is_utf8(text: str) -> bool:
     """Whether `text` is Unicode, not bytes that os.fsdecode had to escape."""
     try:

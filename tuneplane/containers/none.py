@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 
 from tuneplane.containers.container import (
@@ -12,6 +11,7 @@ from tuneplane.containers.container import (
     argv_faults,
     environment_faults,
     path_faults,
+    plain,
 )
 from tuneplane.kernel.errors import Fault
 
@@ -33,7 +33,7 @@ def faults(
     """Mounts that would need a container, and what no program can be given."""
     found = [*argv_faults(argv), *environment_faults(env), *path_faults(container.workdir, "work folder")]
     for mount in mounts:
-        if os.path.normpath(mount.source) != os.path.normpath(mount.target):
+        if plain(mount.source) != plain(mount.target):
             found.append(
                 Fault(
                     f"{mount.source!r} cannot be mounted as {mount.target!r} without a container",
