@@ -68,7 +68,7 @@ def compose(profile: str, *, lab_root: Path | None, flags: Flags, environ: Mappi
     sound = _reset(tree, tree_faults)
     told = tuple(fault.what for fault in faults)
     faults += agreement_faults(build(sound), sound, contact, told)
-    raise_faults(dict.fromkeys(faults))
+    raise_faults(sorted(dict.fromkeys(faults), key=_place))
     return Composed(
         request=request,
         config=build(tree),
@@ -77,6 +77,12 @@ def compose(profile: str, *, lab_root: Path | None, flags: Flags, environ: Mappi
         files=tuple(dict.fromkeys(reading.files)),
         notices=tuple(notices),
     )
+
+
+def _place(fault: Fault) -> tuple[str, int]:
+    """Where a fault stands, to tell the faults of one file from its top to its end."""
+    file, _, line = fault.where.rpartition(":")
+    return (file, int(line)) if line.isdecimal() else (fault.where, 0)
 
 
 def _check_profile(layers: tuple[Layer, ...], name: str) -> None:
@@ -128,15 +134,13 @@ def _site_faults(
     The site's word is what its own files compose to, for this profile or the one that this profile extends.
     """
     faults = unknown_lock_faults(tree)
-    locked = locked_keys(tree)
-    if reading.choosers:
-        locked.append((SITE,))
-    if locked:
+    if locked_keys(tree) or reading.choosers:
         trusted = tuple(layer for layer in layers if layer.name in TRUSTED)
         extended = [name for name in reading.clusters if _has(trusted, name)]
         base = profile if _has(trusted, profile) else extended[-1] if extended else None
         ignored: list[Fault] = []  # the same files were judged with all others
         sites = _plain(read_profile(trusted, base, environ).tree, [], environ, ignored)
+        locked = [*locked_keys(sites), *([(SITE,)] if reading.choosers else [])]
         faults += lock_faults(sites, tree, locked, contact, reading.choosers)
     return faults
 

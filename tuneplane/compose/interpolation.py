@@ -27,6 +27,10 @@ class SecretRefused(Exception):
     """Raised inside a resolution that asks for a secret's value."""
 
 
+class VariableMissing(Exception):
+    """Raised inside a resolution that asks for a variable that is not set, with no default."""
+
+
 def secret_faults(document: Document) -> Iterator[Fault]:
     """Every place of a file, used or not, where a secret-named variable is interpolated by its name."""
     for key, node in document.scalars():
@@ -50,7 +54,7 @@ def environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> It
         if str(key) in environ:
             return environ[str(key)]
         if default is _NOT_GIVEN:
-            raise KeyError(f"the environment has no variable {key}")
+            raise VariableMissing(f"the environment has no variable {key}")
         return None if default is None else str(default)
 
     OmegaConf.register_new_resolver("oc.env", read, replace=True)
@@ -124,24 +128,26 @@ def _value(root: Any, key: Key, statement: Statement, faults: list[Fault]) -> An
         value = node[key[-1]]
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True)
-        return from_value(value, kind)
-    except ValueError as error:
-        faults.append(Fault(f"{dotted(key)} is, after interpolation, {error}", statement.where))
     except (OmegaConfBaseException, RecursionError) as error:
         faults.append(_fault(statement, error))
-    return _NOT_GIVEN
+        return _NOT_GIVEN
+    try:
+        return from_value(value, kind)
+    except ValueError as error:
+        faults.append(Fault(f"{dotted(key)} is, after interpolation, wrong: {error}", statement.where))
+        return _NOT_GIVEN
 
 
 def _fault(statement: Statement, error: BaseException) -> Fault:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else "it refers to itself"
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, SecretRefused):
             return _secret_fault(str(cause), dotted(statement.key), statement.where)
+        if isinstance(cause, VariableMissing):
+            reason = str(cause)
+            break
         cause = cause.__cause__ or cause.__context__
-    if isinstance(error, RecursionError):
-        reason = "it refers to itself"
-    else:
-        reason = str(error).strip().splitlines()[0]
     return Fault(f"{dotted(statement.key)} cannot be resolved: {reason}", statement.where)
 
 

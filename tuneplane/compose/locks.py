@@ -67,7 +67,7 @@ def lock_faults(
             where = now.where if now is not None else ""
             if now is None or now.layer in (*TRUSTED, BUILT_IN):
                 where = choosers[0] if choosers else where
-            if prefix == (SITE,) and now is not None and now.layer not in TRUSTED:
+            if prefix == (SITE,) and now is not None and now.layer not in (*TRUSTED, BUILT_IN):
                 continue  # told by foreign_site_faults
             kept = f"{_value(of_site)!r} ({of_site.where})" if of_site is not None else "unset"
             holder = f"is locked by {lock}" if prefix != (SITE,) else "is the site's to set"

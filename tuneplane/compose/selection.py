@@ -152,7 +152,8 @@ def _fault(layers: tuple[Layer, ...], profile: str | None, error: BaseException)
             return Fault(what, where, SECRET_REMEDY)
         cause = cause.__cause__ or cause.__context__
     if isinstance(error, RecursionError):
-        return Fault(f"{DEFAULTS} leads back to itself", where)
+        remedy = "files of one name add up by themselves, folder over folder: take the name out"
+        return Fault(f"{DEFAULTS} leads back to itself", where, remedy)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, name = error.missing_cfg_file.rpartition("/")
         options = [option for option in error.options or [] if option]

@@ -113,8 +113,7 @@ def value_faults(tree: Tree) -> dict[Key, list[Fault]]:
     for key, statement in tree.items():
         if statement.value in (None, MISSING):
             continue
-        shown = f" is {statement.value!r}:" if not isinstance(statement.value, list) else ":"
-        found = [Fault(f"{dotted(key)}{shown} {text}", statement.where) for text in _problems(key, statement)]
+        found = [Fault(text, statement.where) for text in _problems(key, statement)]
         if found:
             faults[key] = found
     return faults
@@ -206,23 +205,21 @@ def _longer(asked: str, limit: str) -> bool:
 
 def _problems(key: Key, statement: Statement) -> Iterator[str]:
     value, name = statement.value, dotted(key)
-    above = dotted(key[:-1])
+    above, own = dotted(key[:-1]), key[-1]
+    shown = f"{name} is {value!r}:"
     texts: Iterable[str] = value if isinstance(value, list) else [value] if isinstance(value, str) else []
-    problem = unprintable([*texts, key[-1]])
+    problem = unprintable([*texts, own])
     if problem is not None:
-        yield problem
+        yield f"{name} {problem}"
+    elif above in NAMES and (problem := NAMES[above](own)) is not None:
+        yield f"{name}: {own!r} {problem}"  # without the value: a secret's name is one of the problems
+    elif above in ENTRIES and (problem := ENTRIES[above](value)) is not None:
+        yield f"{shown} {problem}"
+    elif above.endswith("environment") and is_folder_variable(own) and not value.startswith("/"):
+        yield f"{shown} must be an absolute path: the folder is mounted"
+    elif name in VALUES and (problem := VALUES[name](value)) is not None:
+        yield f"{shown} {problem}"
     elif name in ITEMS:
         for item in value:
-            problem = ITEMS[name](item)
-            if problem is not None:
-                yield f"{item!r} {problem}"
-    elif name in VALUES:
-        problem = VALUES[name](value)
-        if problem is not None:
-            yield problem
-    if above in NAMES and (problem := NAMES[above](key[-1])) is not None:
-        yield f"{key[-1]} {problem}"
-    elif above in ENTRIES and (problem := ENTRIES[above](value)) is not None:
-        yield problem
-    elif above.endswith("environment") and is_folder_variable(key[-1]) and not value.startswith("/"):
-        yield "must be an absolute path: the folder is mounted"
+            if (problem := ITEMS[name](item)) is not None:
+                yield f"{name}: {item!r} {problem}"
