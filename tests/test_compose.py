@@ -303,6 +303,35 @@ def test_a_profile_that_never_says_where_it_runs_is_refused(folders: Folders) ->
     assert "cluster.device is set by no file of profile half" in message
 
 
+@pytest.mark.parametrize(
+    ("profile", "runtime", "partition", "device"),
+    [
+        ("h200", "apptainer", "gpu", "gpu"),
+        ("h200-bare", "none", "gpu", "gpu"),
+        ("preempt", "apptainer", "preempt", "gpu"),
+        ("cpu", "none", "gpu", "cpu"),
+    ],
+)
+def test_the_testbeds_profiles_compose(
+    tmp_path: Path, profile: str, runtime: str, partition: str, device: str
+) -> None:
+    source = Path(__file__).parent.parent / "slurm" / "testbed" / "config"
+    for path in source.rglob("*.yaml"):
+        target = tmp_path / "site" / path.relative_to(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(path.read_text().replace("@SHARED@", "/shared"))
+    environ = {"HOME": "/home/alice", "USER": "alice", "TUNEPLANE_CONFIG_DIR": str(tmp_path / "site")}
+    assert list_profiles(None, environ) == ["cpu", "h200", "h200-bare", "local", "preempt"]
+    cluster = compose(profile, lab_root=None, flags={}, environ=environ).config.cluster
+    assert (cluster.container.runtime, cluster.slurm.partition, cluster.device) == (
+        runtime,
+        partition,
+        device,
+    )
+    assert cluster.storage_root == "/shared/home/alice/tuneplane"
+    assert cluster.scheduler == "slurm"
+
+
 # --- this machine
 
 
