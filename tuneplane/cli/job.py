@@ -15,6 +15,7 @@ from tuneplane.cli.show import age, clock, show_fields, show_json, show_notices,
 from tuneplane.kernel.errors import Exit, Fault, OperationError, UsageError
 
 if TYPE_CHECKING:
+    from tuneplane.collect.metrics import LastValue, Metrics
     from tuneplane.kernel.runfolder import RunFolder
     from tuneplane.runs.state import RunState
 
@@ -165,33 +166,88 @@ def follow_run(
 @json_option
 def metrics_command(run: str, names: tuple[str, ...], plain: bool, as_json: bool) -> None:
     """Show RUN's metrics: last values, and curves in the terminal. NAMES: only these."""
-    from tuneplane.collect import read_metrics, render_curve
+    from tuneplane.collect.chart import number_text, render_curve, step_text
+    from tuneplane.collect.metrics import last_values, read_metrics
 
     folder = _find(run)
-    job = _read_job(folder)
-    metrics = read_metrics(folder.path, folder.run_id, job.spec.reporting.token_sha256)
-    chosen = {name: s for name, s in metrics.series.items() if not names or name in names}
+    metrics = read_metrics(folder.path, folder.run_id, _read_job(folder).spec.reporting.token_sha256)
     unknown = [name for name in names if name not in metrics.series]
-    if unknown:
-        have = ", ".join(sorted(metrics.series)[:12]) or "none yet"
+    if unknown and metrics.series:
+        have = ", ".join(sorted(metrics.series)[:12])
         raise UsageError(
             Fault(f"no metric {', '.join(unknown)} in {folder.run_id}", "NAMES", f"it has: {have}")
         )
+    chosen = [name for name in sorted(metrics.series) if not names or name in names]
+    values = last_values(metrics, chosen)
     if as_json:
-        show_json(metrics.as_dict(names or None))
+        show_json(_metrics_json(metrics, chosen, values))
         return
     if not chosen:
         show_notices([_no_points(folder)])
     encoding = (sys.stdout.encoding or "").lower()
-    width = min(_terminal_width(), 100)
-    for name in sorted(chosen):
-        click.echo(render_curve(chosen[name], width, 12, unicode="utf" in encoding and not plain))
-        click.echo()
-    if chosen:
-        show_table(*metrics.table(sorted(chosen)))
+    for name in chosen:
+        curve = render_curve(
+            metrics.series[name],
+            width=min(_terminal_width(), 100),
+            height=14,
+            unicode="utf" in encoding and not plain,
+            title=name,
+        )
+        click.echo(curve + "\n")
+    rows = [
+        (v.name, number_text(v.last), _number(v.min), _number(v.max), step_text(v.last_step), str(v.points))
+        for v in values
+    ]
+    show_table(("METRIC", "LAST", "MIN", "MAX", "STEP", "POINTS"), rows)
     if metrics.hparams:
         click.echo("hparams  " + ", ".join(f"{k}={v}" for k, v in sorted(metrics.hparams.items())))
-    show_notices(metrics.notices())
+    show_notices(_metrics_notices(metrics))
+
+
+def _number(value: float | None) -> str:
+    from tuneplane.collect.chart import number_text
+
+    return "" if value is None else number_text(value)
+
+
+def _metrics_json(metrics: Metrics, names: list[str], values: list[LastValue]) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {
+        "metrics": [
+            {**asdict(value), "steps": list(series.steps), "values": list(series.values)}
+            for value, series in ((v, metrics.series[v.name]) for v in values)
+        ],
+        "hparams": dict(metrics.hparams),
+        "dropped_points": metrics.dropped_points,
+        "dropped_values": metrics.dropped_values,
+        "gaps": metrics.gaps,
+        "torn_lines": metrics.torn_lines,
+        "refused": dict(metrics.refused),
+        "skipped": dict(metrics.skipped),
+        "unreadable": dict(metrics.unreadable),
+        "age_s": metrics.age_s(),
+    }
+
+
+def _metrics_notices(metrics: Metrics) -> list[str]:
+    """What the run could not keep, in words (C16, C21)."""
+    told = []
+    if metrics.dropped_points:
+        told.append(f"{metrics.dropped_points} points were dropped by the job: its storage did not take them")
+    if metrics.dropped_values:
+        told.append(f"{metrics.dropped_values} values were no numbers and were dropped")
+    if metrics.gaps:
+        told.append(f"{metrics.gaps} points are missing: numbered, but not in the files")
+    if metrics.torn_lines:
+        told.append(f"{metrics.torn_lines} lines are torn and were passed over")
+    for word, files in (
+        ("refused", metrics.refused),
+        ("passed over", metrics.skipped),
+        ("not readable", metrics.unreadable),
+    ):
+        told += [f"{name} was {word}: {why}" for name, why in files.items()]
+    return told
 
 
 @job_command.command("artifacts")
