@@ -39,19 +39,34 @@ class _Off:
 _OFF = _Off()
 
 
+class _Waiting(_Off):
+    """Stands in while the session is being opened: a signal handler that reports may interrupt just that.
+
+    Its calls are made when the session is there; opening another in the middle of our own imports would fail.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any, Any]] = []
+
+    def log(self, metrics: Any, step: Any, prefix: Any) -> None:
+        """Keep the point, with its values as they are now."""
+        self.calls.append((dict(metrics), step, prefix))
+
+
 class _Process:
     """What this process has decided: nothing yet (None), or its session."""
 
-    __slots__ = ("all_ranks", "opening", "session")
+    __slots__ = ("all_ranks", "opening", "session", "waiting")
 
     def __init__(self, all_ranks: bool = False) -> None:
         self.session: Session | _Off | None = None
         self.all_ranks = all_ranks
+        self.waiting: _Waiting | None = None  # while a session is being opened
         self.opening = RLock()  # re-entrant: a signal handler of the opening thread may log, too
 
     def forget(self) -> None:
         """In a forked child: queue, thread and file are the parent's; the child decides and opens anew."""
-        self.session = None
+        self.session = self.waiting = None
         self.opening = RLock()
 
 
@@ -126,11 +141,18 @@ def _open() -> Session | _Off:
         _process.session = _OFF
         return _OFF
     with _process.opening:
-        if _process.session is None:
-            opened = _open_session()
-            # A signal handler that logs, in this very thread, may have been faster.
-            _process.session = _process.session or opened
-        return _process.session
+        if _process.session is not None:
+            return _process.session
+        if _process.waiting is not None:
+            return _process.waiting
+        waiting = _process.waiting = _Waiting()
+        try:
+            session = _process.session = _open_session()
+        finally:
+            _process.waiting = None
+        for call in waiting.calls:
+            session.log(*call)
+        return session
 
 
 def _open_session() -> Session | _Off:

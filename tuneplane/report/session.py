@@ -12,6 +12,7 @@ import threading
 import time
 
 from tuneplane.report import lines
+from tuneplane.report.hparams import known_secrets, plain
 from tuneplane.report.stderr import say
 from tuneplane.report.values import flatten, mean
 from tuneplane.report.writer import Writer
@@ -56,8 +57,6 @@ class Session:
             if step is not None:
                 self._put(lines.resume_body(time.time(), step))
         if hparams is not None:
-            from tuneplane.report.hparams import known_secrets, plain
-
             new = plain(hparams, known_secrets(os.environ))
             if any(key not in self._hparams or self._hparams[key] != value for key, value in new.items()):
                 self._hparams.update(new)
@@ -68,13 +67,13 @@ class Session:
         now_s = time.time()
         if not hasattr(metrics, "items"):
             self._drop_point(
-                f"log() takes a mapping of names to numbers, not {_short(metrics)}: it was dropped"
+                f"log() takes a mapping of names to numbers, not {_shown(metrics)}: it was dropped"
             )
             return
         if step is not None and (type(step) is not int or not -_INT64 <= step < _INT64):
             given, step = step, storable_step(step)
             if step is None:
-                self._drop_point(f"step {_short(given)} is no 64-bit number: its point was dropped")
+                self._drop_point(f"step {_shown(given)} is no 64-bit number: its point was dropped")
                 return
         flat = flatten(metrics, prefix)
         if flat.dropped:
@@ -118,7 +117,7 @@ class Session:
         self.writer.count_dropped(values=len(names))
         self.writer.tell_once(
             "value",
-            f"{_short(names[0])} has no mean and was dropped; training goes on, further ones are only counted",
+            f"{names[0]} has no mean and was dropped; training goes on, further ones are only counted",
         )
 
     def _say_left(self) -> None:
@@ -167,9 +166,10 @@ def _end(pid: int, session: Session) -> None:
         return
 
 
-def _short(value: Any) -> str:
+def _shown(value: Any) -> str:
+    """A stranger's value in a message."""
     try:
-        text = value if isinstance(value, str) else repr(value)
-    except Exception:  # a stranger's repr
+        text = repr(value)
+    except Exception:  # its own repr may fail
         text = type(value).__name__
     return text if len(text) <= 80 else text[:79] + "…"

@@ -72,7 +72,7 @@ def _flatten_into(flat: Flat, metrics: Any, outer: str, space: str, budget: _Bud
                     number = mean(value)
             flat.numbers[space + name if space and "/" not in name else name] = number
         except Exception:  # a value that cannot be read costs itself alone
-            flat.dropped.append(f"{name!r} ({type(value).__name__})")
+            flat.dropped.append(f"{name[:80]!r} ({type(value).__name__})")
 
 
 def _is_mapping(value: Any) -> bool:
@@ -159,8 +159,8 @@ class _Leaves:
     def _add_array(self, value: Any, depth: int) -> None:
         self.budget.spend(depth)
         value = _local(value)
-        if getattr(getattr(value, "dtype", None), "kind", "") in ("m", "M"):
-            raise NotReducible("dates are not numbers")
+        if _has_other_kind(value):
+            raise NotReducible("complex numbers and dates have no mean that is a number")
         size = size_of(value)
         if size > _SMALL:
             self.means.append((_long_mean(value), size))
@@ -172,9 +172,15 @@ class _Leaves:
             if not hasattr(value, "mean") or not size:
                 raise
             del self.numbers[before[0] :], self.means[before[1] :]
-            self.add(
-                float(value.mean()), depth + 1
-            )  # masked arrays and series with holes know their own mean
+            self.add(value.mean(), depth + 1)  # masked arrays and series with holes know their own mean
+
+
+def _has_other_kind(value: Any) -> bool:
+    """Arrays whose elements a careless conversion would turn into numbers: complex ones, dates, durations."""
+    is_complex = getattr(value, "is_complex", None)
+    if callable(is_complex) and is_complex() is True:
+        return True
+    return getattr(getattr(value, "dtype", None), "kind", "") in ("c", "m", "M")
 
 
 def _local(value: Any) -> Any:
