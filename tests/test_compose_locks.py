@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_compose import H200, Folders, folders, h200
+from compose_folders import H200, Folders, folders, h200
 
 __all__ = ["folders", "h200"]
 
