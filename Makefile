@@ -20,7 +20,8 @@ demo: install
 
 # The same on a real Slurm of four hosts with fake GPUs, in a container, on two nodes.
 demo-slurm: testbed
-	$(TESTBED) demo
+	tar -C docs -c first-run | $(TESTBED) exec --user alice -- sh -c 'cd && rm -rf first-run && tar x'
+	$(TESTBED) exec --user alice -- sh -c 'cd && exec first-run/demo.sh h200:16 --image "$$1"' sh "$$($(TESTBED) image)"
 
 testbed: install
 	$(TESTBED) up

@@ -21,7 +21,7 @@ say git add -A
 say git -c user.name=You -c user.email=you@example.org commit -q -m "First experiment"
 say tp validate ring --profile "$profile" "$@" --observability-url https://tracker.example.org/ring
 say tp submit ring --profile "$profile" "$@" --observability-url https://tracker.example.org/ring \
-  --set lr=0.4 --set steps=300 --follow
+  --set lr=1.0 --set steps=300 --follow
 say tp job metrics ring train/loss
 say tp job artifacts ring
 say tp job ls

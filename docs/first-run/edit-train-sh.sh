@@ -9,7 +9,8 @@ kept=$(grep -v -e 'no training command yet' -e '^exit 1$' -- "$file")
   printf '%s\n' \
     '# This image has no tuneplane wheel: take the reporting module that travels with the run.' \
     'export PYTHONPATH="$TUNEPLANE_WORK_DIR/.tuneplane/kernel"' \
-    'python3 "$TUNEPLANE_EXP_DIR/train.py"'
+    'echo "node $TUNEPLANE_MACHINE_RANK of $TUNEPLANE_MACHINE_COUNT, node 0 is at $TUNEPLANE_MAIN_PROCESS_IP"' \
+    'exec python3 "$TUNEPLANE_EXP_DIR/train.py"'
 } > "$file.new"
 cat -- "$file.new" > "$file"
 rm -- "$file.new"

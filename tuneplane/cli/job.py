@@ -269,7 +269,7 @@ def artifacts_command(run: str, as_json: bool) -> None:
         (
             a.name,
             a.path,
-            f"{a.files} files" if a.kind == "folder" else "file",
+            _files(a.files) if a.kind == "folder" else "file",
             size(a.size_bytes),
             clock(a.modified_at),
         )
@@ -384,3 +384,7 @@ def _terminal_width() -> int:
     from shutil import get_terminal_size
 
     return get_terminal_size((80, 24)).columns
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
