@@ -94,7 +94,8 @@ def _plot(
     left, right = f"step {step_text(first)}", step_text(last)
     gap = max(1, columns - len(left) - len(right))
     lines.append(" " * (_LABEL_WIDTH + 1) + corner + flat * columns)
-    lines.append(" " * (_LABEL_WIDTH + 2) + (left + " " * gap + right if last > first else left))
+    steps = left + " " * gap + right if last > first else left
+    lines.append(_fit(" " * (_LABEL_WIDTH + 2) + steps, width))
     return lines
 
 
@@ -160,7 +161,11 @@ class _Canvas:
     def _row(self, value: float, low: float, high: float) -> int:
         if low == high:
             return self.height // 2
-        share = (value / 2 - low / 2) / (high / 2 - low / 2)  # halves: the whole range may overflow
+        span = high - low
+        if math.isfinite(span):
+            share = (value - low) / span
+        else:
+            share = (value / 2 - low / 2) / (high / 2 - low / 2)
         return self.height - 1 - round(share * (self.height - 1))
 
     def _vertical(self, column: int, start: int, end: int) -> None:
