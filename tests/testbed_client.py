@@ -209,7 +209,8 @@ class Testbed:
 
     def cancel_all(self) -> None:
         """End every job of every user, and wait until none is left."""
-        self.exec(["scancel", "--user", "alice,bob,carol,root"], user="root", check=False)
+        for user in ("alice", "bob", "carol", "root"):
+            self.exec(["scancel", "--user", user], user="root")
         deadline = time.monotonic() + CHANGE_TIMEOUT_S
         while self.exec(["squeue", "-h"]).stdout.strip():
             if time.monotonic() > deadline:

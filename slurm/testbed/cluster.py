@@ -40,6 +40,10 @@ def up(layout: Layout, accounting: bool | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
     running = hosts.find_hosts(layout)
+    if running and not (layout.host(CONTROLLER) / "spec.json").exists():
+        # Someone removed the state folder below running hosts, which still hold the deleted files.
+        hosts.end_all(layout)
+        running = {}
     if CONTROLLER not in running:
         # Nodes live inside the controller's PID namespace: none can be left.
         running.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -166,7 +167,10 @@ def write_spec(layout: Layout, name: str, packages: Path) -> Path:
 def start_host(layout: Layout, name: str, packages: Path) -> int:
     """Start one host and return its first process. Raises TestbedError with what its start-up said."""
     spec = write_spec(layout, name, packages)
-    command = [PYTHON, "-I", "-S", str(HERE / "init.py"), HOST_MARK, str(layout.state), name, str(spec)]
+    # A copy, since the checkout may lie where the hosts have a folder of their own, such as /tmp.
+    program = layout.state / "init.py"
+    shutil.copyfile(HERE / "init.py", program)
+    command = [PYTHON, "-I", "-S", str(program), HOST_MARK, str(layout.state), name, str(spec)]
     if name != CONTROLLER:
         controller = str(find_host(layout, CONTROLLER))
         enter = ["nsenter", "--target", controller, "--mount", "--uts", "--ipc", "--net", "--pid", "--cgroup"]

@@ -31,7 +31,7 @@ def run_build(layout: Layout, root: Path, argv: list[str], timeout_s: float) -> 
     layout.cache.joinpath("tmp").mkdir(exist_ok=True)
     environment = {
         "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        "HOME": "/root",
+        "HOME": str(layout.cache / "tmp"),
         "LANG": "C.UTF-8",
         "DEBIAN_FRONTEND": "noninteractive",
         "TMPDIR": str(layout.cache / "tmp"),

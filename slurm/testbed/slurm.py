@@ -23,6 +23,7 @@ from layout import ADDRESSES, CONTROLLER, GPUS_PER_NODE, NODES, Layout, TestbedE
 DAEMON_START_TIMEOUT_S = 45.0
 DAEMON_END_TIMEOUT_S = 20.0
 NODES_IDLE_TIMEOUT_S = 60.0
+TAIL_LINES = 12
 
 #: Settings that a running slurmd does not read again (slurm.conf(5)): changing one restarts the nodes' daemons.
 SLURMD_KEYS = (
@@ -73,6 +74,8 @@ def default_conf(layout: Layout, *, accounting: bool, cgroup: bool) -> dict[str,
         "DebugFlags": "NO_CONF_HASH",
         "GresTypes": "gpu",
         "DefMemPerCPU": "4096",
+        # A batch job starts at once instead of up to 3 s later: nothing but the tests' patience depends on it.
+        "SchedulerParameters": "batch_sched_delay=0",
         "ReturnToService": "2",
         "PreemptType": "preempt/partition_prio",
         "PreemptMode": "REQUEUE",
@@ -165,15 +168,19 @@ def has_freezer(controller: int) -> bool:
     return Path(f"/proc/{controller}/root/sys/fs/cgroup/freezer/cgroup.procs").exists()
 
 
+def tail(log: Path | None) -> str:
+    """The last lines of a log, or nothing where there is none."""
+    if log is None or not log.exists():
+        return ""
+    return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:])
+
+
 def wait_for(what: str, ready: Callable[[], bool], timeout_s: float, log: Path | None = None) -> None:
     """Poll until ``ready()``. Raises TestbedError with the end of ``log`` when it takes too long."""
     deadline = time.monotonic() + timeout_s
     while not ready():
         if time.monotonic() > deadline:
-            tail = ""
-            if log is not None and log.exists():
-                tail = "\n" + "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])
-            raise TestbedError(f"{what} within {timeout_s:.0f} s{tail}")
+            raise TestbedError(f"{what} within {timeout_s:.0f} s\n{tail(log)}".rstrip())
         time.sleep(0.05)
 
 
@@ -235,15 +242,18 @@ def start_detached(first: int, argv: list[str], log: Path) -> None:
 
 
 def start_controller(layout: Layout, controller: int) -> None:
+    """Start slurmctld, unless it runs. Raises TestbedError with the end of its log where it ends again."""
     if is_running(controller, "slurmctld"):
         return
     hosts.run_inside(controller, ["slurmctld"])
-    wait_for(
-        "slurmctld does not answer",
-        lambda: answers(controller, ["scontrol", "ping"]),
-        DAEMON_START_TIMEOUT_S,
-        layout.log / "slurmctld.log",
-    )
+
+    def ready() -> bool:
+        if not is_running(controller, "slurmctld"):
+            raise TestbedError(f"slurmctld ended at once:\n{tail(log)}")
+        return answers(controller, ["scontrol", "ping"])
+
+    log = layout.log / "slurmctld.log"
+    wait_for("slurmctld does not answer", ready, DAEMON_START_TIMEOUT_S, log)
 
 
 def start_node(layout: Layout, name: str, first: int) -> None:

@@ -15,8 +15,7 @@ def passwd(machine: str, layout: Layout) -> str:
     """/etc/passwd: the machine's users and the testbed's own, whose ``*`` needs no line in /etc/shadow."""
     kept = [line for line in machine.splitlines() if line.split(":")[0] not in USERS]
     made = [
-        f"{user}:*:{uid}:{GROUP_ID}:{user.title()}:{layout.home / user}:/bin/bash"
-        for user, uid in USERS.items()
+        f"{user}:*:{uid}:{uid}:{user.title()}:{layout.home / user}:/bin/bash" for user, uid in USERS.items()
     ]
     return "\n".join([*kept, *made]) + "\n"
 
@@ -64,4 +63,4 @@ def write_homes(layout: Layout) -> None:
         home = layout.home / user
         if not home.exists():
             home.mkdir(mode=0o700)
-            os.chown(home, uid, GROUP_ID)
+            os.chown(home, uid, uid)
