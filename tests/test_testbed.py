@@ -131,7 +131,7 @@ def test_a_command_that_takes_too_long_is_ended(testbed: Testbed) -> None:
 
 
 def test_an_ordinary_user_runs_the_image_in_a_job(testbed: Testbed) -> None:
-    argv = ["srun", "-w", "n3", "apptainer", "exec", "--cleanenv", "--no-home", testbed.image]
+    argv = ["srun", "-w", "n3", "apptainer", "exec", "--cleanenv", "--no-home", str(testbed.image)]
     shown = testbed.exec(
         [*argv, "python3", "-c", "import os, sys; print(sys.version_info[:2], os.getuid())"]
     ).stdout
@@ -140,8 +140,9 @@ def test_an_ordinary_user_runs_the_image_in_a_job(testbed: Testbed) -> None:
 
 
 def test_the_second_image_brings_an_environment_of_its_own(testbed: Testbed) -> None:
-    argv = ["srun", "apptainer", "exec", "--cleanenv", "--no-home", testbed.env_image]
-    script = "image-tool; echo $TUNEPLANE_OUT_DIR $HF_HOME $HF_TOKEN; python3 -c 'import image_module as m; print(m.ORIGIN)'"
+    argv = ["srun", "apptainer", "exec", "--cleanenv", "--no-home", str(testbed.env_image)]
+    script = "image-tool; echo $TUNEPLANE_OUT_DIR $HF_HOME $HF_TOKEN"
+    script += "; python3 -c 'import image_module; print(image_module.ORIGIN)'"
     shown = testbed.exec([*argv, "bash", "-c", script]).stdout
     assert shown == "from the image\n/image /image/hf image-planted-token\nimage\n"
 
@@ -156,7 +157,8 @@ def test_a_job_that_leaves_a_process_behind_still_ends(testbed: Testbed) -> None
 
 def test_defaults_that_failures_depend_on_are_slurms_own(testbed: Testbed) -> None:
     shown = testbed.exec(["scontrol", "show", "config"]).stdout
-    conf = dict(map(str.strip, line.split("=", 1)) for line in shown.splitlines() if "=" in line)
+    pairs = (line.partition("=") for line in shown.splitlines())
+    conf = {key.strip(): value.strip() for key, _, value in pairs}
     assert conf["SlurmdTimeout"] == "300 sec"
     assert conf["KillWait"] == "30 sec"
     assert conf["MinJobAge"] == "300 sec"

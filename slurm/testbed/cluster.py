@@ -164,9 +164,8 @@ def describe(layout: Layout) -> tuple[str, bool]:
     processes = hosts.find_processes(running[CONTROLLER])
     missing = [name for name in wanted if name not in processes]
     states = slurm.read_node_states(running[CONTROLLER]) if "slurmctld" not in missing else {}
-    lines = [
-        f"{CONTROLLER:4} {ADDRESSES[CONTROLLER]:11} controller and login host: {', '.join(n for n in wanted if n in processes)}"
-    ]
+    present = ", ".join(name for name in wanted if name in processes)
+    lines = [f"{CONTROLLER:4} {ADDRESSES[CONTROLLER]:11} controller and login host: {present}"]
     for name in NODES:
         if name not in running:
             state = "not running"

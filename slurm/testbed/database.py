@@ -11,8 +11,9 @@ import shutil
 from pathlib import Path
 
 import hosts
-import slurm
 from layout import ACCOUNT, CONTROLLER, USERS, Layout, TestbedError
+
+import slurm
 
 INSTALL_TIMEOUT_S = 120.0
 SACCTMGR_TIMEOUT_S = 120.0

@@ -81,13 +81,13 @@ def find_host(layout: Layout, name: str) -> int:
 def find_processes(first: int) -> dict[str, list[int]]:
     """Processes in the PID namespace of ``first``, by the name of their program."""
     try:
-        namespace = os.readlink(f"/proc/{first}/ns/pid")
+        namespace = Path(f"/proc/{first}/ns/pid").readlink()
     except OSError:
         return {}
     found: dict[str, list[int]] = {}
     for pid in read_pids():
         try:
-            if os.readlink(f"/proc/{pid}/ns/pid") == namespace:
+            if Path(f"/proc/{pid}/ns/pid").readlink() == namespace:
                 found.setdefault(Path(f"/proc/{pid}/comm").read_text().strip(), []).append(pid)
         except OSError:
             continue

@@ -82,7 +82,7 @@ def build_images(layout: Layout) -> Path:
 
 
 def write_rootfs(layout: Layout, root: Path, folder: Path) -> None:
-    """Make Debian's smallest system with Python in ``folder``: what ``From:`` and ``%post`` of minimal.def make."""
+    """Make Debian's smallest system with Python in ``folder``: as minimal.def would."""
     main = packages.read_sources()[0]
     debs = layout.cache / "debs" / "debootstrap"
     debs.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 # <linux/sched.h>
 CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS = 0x00020000, 0x02000000, 0x04000000
@@ -78,7 +79,7 @@ def join_cgroup(mountpoint: str, group: str) -> bool:
     return True
 
 
-def mount_view(spec: dict, has_freezer: bool) -> None:
+def mount_view(spec: dict[str, Any], has_freezer: bool) -> None:
     """Everything that this host sees differently from the machine it runs on."""
     for lowers, target in spec["overlays"]:
         mount("overlay", target, "overlay", MS_RDONLY, "lowerdir=" + ":".join(lowers))

@@ -112,7 +112,7 @@ def read_layout() -> Layout:
         # Overlay mount options and slurm.conf both give commas, colons, spaces and % a meaning.
         if not re.fullmatch(r"(/[A-Za-z0-9._+-]+){2,}", value) or "/.." in value:
             raise TestbedError(
-                f"{variable}={value!r}: give an absolute path, two folders deep or more, of letters, digits and . _ + -"
+                f"{variable}={value!r}: give an absolute path of plain letters, two folders deep or more"
             )
     if state.startswith(cache + "/") or cache.startswith(state + "/") or state == cache:
         raise TestbedError("the state folder and the cache folder must not lie in one another")

@@ -195,5 +195,8 @@ def read_layers(layout: Layout) -> Path:
 
 def layered(root: Path, argv: Sequence[str]) -> list[str]:
     """The command line that runs ``argv`` as root on this machine, with the unpacked packages over its /usr."""
-    script = 'mount -t overlay overlay -o "ro,lowerdir=$1/usr:/usr" /usr && mount -t overlay overlay -o "ro,lowerdir=$1/etc:/etc" /etc && shift && exec "$@"'
+    script = (
+        'mount -t overlay overlay -o "ro,lowerdir=$1/usr:/usr" /usr'
+        ' && mount -t overlay overlay -o "ro,lowerdir=$1/etc:/etc" /etc && shift && exec "$@"'
+    )
     return ["unshare", "--mount", "--", "/bin/sh", "-c", script, "sh", str(root), *argv]

@@ -96,7 +96,8 @@ def slurm_conf(conf: dict[str, str]) -> str:
     network = ADDRESSES[NODES[0]].rsplit(".", 1)[0]
     lines = [f"{key}={value}" for key, value in conf.items()]
     lines += [
-        f"NodeName=n[1-{len(NODES)}] NodeAddr={network}.[{first}-{last}] Sockets=2 CoresPerSocket=32 ThreadsPerCore=1"
+        f"NodeName=n[1-{len(NODES)}] NodeAddr={network}.[{first}-{last}]"
+        " Sockets=2 CoresPerSocket=32 ThreadsPerCore=1"
         f" RealMemory=1030000 Gres=gpu:h200:{GPUS_PER_NODE} State=UNKNOWN",
         "PartitionName=gpu Nodes=ALL Default=YES PriorityTier=10 State=UP",
         "PartitionName=preempt Nodes=ALL PriorityTier=1 State=UP",
