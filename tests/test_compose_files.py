@@ -130,7 +130,7 @@ def test_an_unreadable_folder_or_file_ends_with_exit_1(tmp_path_factory: pytest.
         ("[/container@container: aptainer]", "did you mean apptainer?"),
         ("[nowhere]", "names cluster/nowhere"),
         ("[h200]", "leads back to itself"),
-        ("[../../../../etc/passwd]", "no layer has"),
+        ("[../../../../etc/passwd]", "defaults"),
         ("[override /fabric@environment: ib]", "cannot be followed"),
         ("[{a: b, c: d}]", "cannot be followed"),
         ("[[a]]", "cannot be followed"),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import yaml
-from compose_folders import Folders, folders, h200
+from compose_folders import H200, Folders, folders, h200
 
 from tuneplane.compose import render_config
 
@@ -53,3 +55,14 @@ def test_every_key_has_an_origin(h200: Folders) -> None:
     for line in text.splitlines():
         if not line.startswith("#") and line.strip() not in headings and not line.endswith("{}"):
             assert "  # " in line, line
+
+
+def test_a_folder_whose_name_is_no_text_breaks_no_line(tmp_path: Path) -> None:
+    folders = Folders(tmp_path / os.fsdecode(b"a\nb\xff: #c"))
+    folders.write("site", "cluster/h200", H200)
+    composed = folders.compose()
+    text = render_config(composed)
+    assert yaml.safe_load(text)["cluster"]["slurm"]["partition"] == "gpu"
+    text.encode("utf-8")
+    value = json.loads(render_config(composed, as_json=True).encode("utf-8"))
+    assert value["layers"][1]["folder"] == str(folders.site)

@@ -46,7 +46,9 @@ def environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> It
     Resolvers are OmegaConf's, for the whole process; the original is put back.
     """
     from omegaconf import OmegaConf
+    from omegaconf import __version__ as omegaconf_version
     from omegaconf.resolvers import oc
+    from packaging import version
 
     def read(key: str, default: Any = _NOT_GIVEN) -> Any:
         if is_secret_name(str(key)) or key in secrets:
@@ -57,11 +59,14 @@ def environment(environ: Mapping[str, str], secrets: Collection[str] = ()) -> It
             raise VariableMissing(f"the environment has no variable {key}")
         return None if default is None else str(default)
 
-    OmegaConf.register_new_resolver("oc.env", read, replace=True)
+    # From 2.4 on the long name warns; in 2.3 the short one is another, older function.
+    old = version.parse(omegaconf_version).release < (2, 4)
+    register: Any = OmegaConf.register_new_resolver if old else OmegaConf.register_resolver
+    register("oc.env", read, replace=True)
     try:
         yield
     finally:
-        OmegaConf.register_new_resolver("oc.env", oc.env, replace=True)
+        register("oc.env", oc.env, replace=True)
 
 
 def resolve(tree: Tree, environ: Mapping[str, str], faults: list[Fault]) -> Tree:

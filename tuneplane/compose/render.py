@@ -24,9 +24,10 @@ def render_config(composed: Composed, as_json: bool = False) -> str:
     width = max((len(line) for line, origin in rows if origin and len(line) <= _WIDEST_VALUE), default=0)
     lines = [f"# profile {composed.request.text}; later layers have the last word:"]
     for layer in composed.layers:
-        lines.append(f"#   {layer.name:<9} {layer.folder}" + ("" if layer.present else "  (not there)"))
-    lines += [f"# note: {notice}" for notice in composed.notices]
-    lines += [f"{line:<{width}}  # {origin}" if origin else line for line, origin in rows]
+        absent = "" if layer.present else "  (not there)"
+        lines.append(f"#   {layer.name:<9} {_printable(str(layer.folder))}{absent}")
+    lines += [f"# note: {_printable(notice)}" for notice in composed.notices]
+    lines += [f"{line:<{width}}  # {_printable(origin)}" if origin else line for line, origin in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -42,7 +43,13 @@ def _json(composed: Composed) -> str:
         "config": dataclasses.asdict(composed.config),
         "origins": composed.origins,
     }
-    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    return text.encode("utf-8", "backslashreplace").decode()  # a folder's name may be no UTF-8
+
+
+def _printable(text: str) -> str:
+    """Text on one line, whatever the name of a folder holds."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _rows(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote_to_bytes
 
+from hydra import __version__ as hydra_version
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
@@ -175,7 +176,13 @@ def _where(layers: tuple[Layer, ...], config: str) -> str:
 
 @contextmanager
 def _version_base() -> Iterator[None]:
-    """Hydra's behaviour of one version, whatever a program around us chose; its choice is put back."""
+    """Hydra's behaviour of one version, whatever a program around us chose; its choice is put back.
+
+    From Hydra 1.4 on there is nothing to choose.
+    """
+    if Version(hydra_version).release >= (1, 4):
+        yield
+        return
     chosen = version.getbase()
     version.setbase(HYDRA_VERSION_BASE)
     try:
