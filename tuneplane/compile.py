@@ -8,15 +8,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tuneplane import __version__
 from tuneplane.capsule import CapsuleInfo, check_capsule
-from tuneplane.compose import Composed, compose
-from tuneplane.compose.mounts import parse_mount
+from tuneplane.compose import Composed, compose, parse_mount
 from tuneplane.containers import Container as Started
 from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
@@ -47,7 +46,6 @@ from tuneplane.spec import (
     Framework,
     Image,
     Metadata,
-    Mount,
     Node,
     Output,
     Reporting,
@@ -180,7 +178,7 @@ def compile_request(
     site, cluster = composed.config.site, composed.config.cluster
     capsule = _packed(found, lab, request, site)
     choice = _chosen_image(found, recipe, composed, request, environ) if recipe else None
-    mounts = parse_mounts(found, [*cluster.mounts, *request.mounts])
+    mounts = [parse_mount(text) for text in cluster.mounts]
     _check_storage(found, cluster)
     if cluster.scheduler == "local" and request.flags:
         named = ", ".join(flag for flag, _ in request.flags.values())
@@ -242,17 +240,6 @@ def base_interpreter() -> str:
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
-def parse_mounts(found: Findings, texts: Sequence[str]) -> list[Mount]:
-    """Mounts from their texts; each that is none is a fault."""
-    mounts = []
-    for text in texts:
-        try:
-            mounts.append(parse_mount(text))
-        except ValueError as error:
-            found.faults.append(Fault(f"{text!r} {error}", "--mount"))
-    return mounts
-
-
 def present_secrets(found: Findings, site: Site, environ: Mapping[str, str]) -> list[str]:
     """Names of the site's secrets that the submitting shell has; the others are told."""
     missing = [name for name in site.secrets if name not in environ]
@@ -277,7 +264,10 @@ def _composed(found: Findings, lab: Lab, request: Request, environ: Mapping[str,
     asked = found.attempt(parse_profile, request.profile)
     if asked is None:
         return None
-    composed = found.attempt(compose, asked.name, lab_root=lab.root, flags=request.flags, environ=environ)
+    flags = dict(request.flags)
+    if request.mounts:
+        flags["cluster.mounts"] = ("--mount", list(request.mounts))
+    composed = found.attempt(compose, asked.name, lab_root=lab.root, flags=flags, environ=environ)
     if composed is not None:
         found.notices += composed.notices
     return composed
