@@ -119,13 +119,16 @@ def links(path: Path) -> list[str]:
 
 
 def agrees(shown: tuple[str, ...], printed: str) -> bool:
-    """Whether a command printed what the page shows, `…` standing for any text or lines."""
+    """Whether a command printed what the page shows: `…` stands for any text or lines, columns are as wide as
+    they happen to be.
+    """
     pattern = ""
     for line in shown:
         if line.strip() == ANY:
             pattern += r"(?:[^\n]*\n)*"
         else:
-            pattern += r"[^\n]*".join(re.escape(part) for part in line.rstrip().split(ANY)) + r"[ \t]*\n"
+            parts = (re.sub(r"(?:\\ )+", " +", re.escape(part)) for part in line.rstrip().split(ANY))
+            pattern += r"[^\n]*".join(parts) + r"[ \t]*\n"
     return (
         re.fullmatch(pattern, printed if printed.endswith("\n") or not printed else printed + "\n")
         is not None
