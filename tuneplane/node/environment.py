@@ -5,6 +5,8 @@ Names and meanings stand in `kernel/env.py`; here are the values.
 
 from __future__ import annotations
 
+import os
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +22,14 @@ KERNEL_FOLDER = ".tuneplane/kernel"
 """Where the kernel lies in the capsule: not importable from the work folder itself (C23)."""
 
 FROM_SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_CPUS_ON_NODE")
+
+NOT_FROM_MODULES = re.compile(
+    r"(SLURM|SLURMD|SRUN|PMI|PMIX)_.*|CUDA_VISIBLE_DEVICES|_|PWD|OLDPWD|SHLVL|.*[^A-Za-z0-9_].*", re.DOTALL
+)
+"""What Slurm and the batch shell leave in the agent's environment besides what `module load` made there.
+
+The last alternative: a shell function that modules export (`BASH_FUNC_module%%`), no name for a program.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,7 @@ def job_environment(
     values: dict[str, str] = {}
     if not container:
         if spec.slurm and spec.slurm.modules:  # what `module load` made is the site's PATH and libraries
-            values.update({k: v for k, v in agent.items() if not k.startswith(("SLURM", "CUDA_VISIBLE"))})
+            values.update({k: v for k, v in agent.items() if not NOT_FROM_MODULES.fullmatch(k)})
         else:
             values["PATH"] = spec.node.path
     values.update(spec.node.environment)
@@ -89,10 +99,13 @@ def job_environment(
         values[env.ENDPOINT] = spec.reporting.endpoint
         values[env.RUN_ID] = job.metadata.run_id
     if spec.framework.observability == "platform":
-        values["PYTHONPATH"] = str(place.work / KERNEL_FOLDER)
+        # First: what a module put there stays behind it.
+        values["PYTHONPATH"] = os.pathsep.join(
+            filter(None, (str(place.work / KERNEL_FOLDER), values.get("PYTHONPATH")))
+        )
     if spec.framework.observability_url is not None:
         values[env.OBSERVABILITY_URL] = spec.framework.observability_url
-    if spec.resources.device == "gpu" and given.visible_devices:
+    if given.visible_devices is not None:
         values["CUDA_VISIBLE_DEVICES"] = given.visible_devices
     values.update({name: agent[name] for name in FROM_SLURM if name in agent})
     wanted = [*spec.node.secrets, *([env.TOKEN] if spec.reporting.enabled else [])]
@@ -114,12 +127,16 @@ def data_folders(values: Mapping[str, str]) -> list[str]:
 def read_secrets(path: Path) -> dict[str, str]:
     """`secrets.env`: one shell assignment a secret. Empty where the run has none. Raises OperationError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        pairs = [
+            w.partition("=") for w in shlex.split(path.read_text(encoding="utf-8", errors="surrogateescape"))
+        ]
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise OperationError(Fault(f"secrets cannot be read: {error.strerror}", str(path))) from None
-    pairs = [word.partition("=") for word in shlex.split(text)]
+    except ValueError:  # its own text stays unsaid: it is secret
+        remedy = f"tp job retry {path.parent.name} writes it anew"
+        raise OperationError(Fault("the secrets file is damaged", str(path), remedy)) from None
     return {name: value for name, _, value in pairs}
 
 

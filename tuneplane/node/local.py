@@ -1,86 +1,54 @@
-"""A run on this machine: waits for its share of GPUs or CPUs, then the very same attempt and agent.
-
-A share is a number of flock'ed slot files: the kernel frees them however the run ends.
-"""
+"""A run on this machine: waits for its share of GPUs or CPUs, then the very same attempt and agent."""
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
-import time
+import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
-from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.files import read_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import record_submission
-from tuneplane.node.agent import run_node
-from tuneplane.node.attempt import claim, end
+from tuneplane.node.agent import NodeRun
+from tuneplane.node.attempt import claim, refuse_if_running
+from tuneplane.node.leftovers import end_leftovers
+from tuneplane.node.outcome import end
+from tuneplane.node.scratch import make_user_folder
+from tuneplane.node.signals import ENDING, Signals
+from tuneplane.node.slots import machine_shares, take_shares
 from tuneplane.spec import JobSpec
-
-POLL_S = 0.2
 
 
 def run_local(job: JobSpec, environ: Mapping[str, str]) -> int:
     """Claim, run and end one attempt here. Returns the attempt's exit code."""
     run = RunFolder(Path(job.metadata.folder))
-    signal.signal(signal.SIGTERM, _leave)  # while it waits; the agent takes over later
+    for earlier in run.attempts()[-1:]:
+        refuse_if_running(earlier, job)  # before it waits behind that very attempt
     record_submission(run, f"local-{os.getpid()}", "hand", os.getpid())
+    for number in (*ENDING, signal.SIGUSR2):
+        signal.signal(number, _leave)  # a wait for a lock ends by an exception alone
+    given = dict(environ)
     with ExitStack() as held:
-        slots = _acquire(slot_folder(run), machine_slots(job), job.spec.resources.gpus_per_node, held)
-        given = dict(environ)
+        shares = machine_shares(job, environ)
+        folder = make_user_folder(job) / "shares"
+        taken = take_shares(folder, shares, job.spec.resources.gpus_per_node, held)
         if job.spec.resources.device == "gpu":
-            given["CUDA_VISIBLE_DEVICES"] = ",".join(str(slot) for slot in slots)
+            given["CUDA_VISIBLE_DEVICES"] = ",".join(taken)
+        signals = Signals()
+        signals.listen()
         attempt = claim(run, job, ["127.0.0.1"], given)
-        claimed = read_json(attempt.start)
-        code = run_node(job, attempt.number, claimed["address"], int(claimed["port"]), given)
-        return end(run, job, attempt.number, code)
+        if attempt.number:
+            end_leftovers(job.metadata.run_id, attempt.number)
+        start = read_json(attempt.start)
+        code = NodeRun(job, attempt.number, start["address"], int(start["port"]), given, signals).run()
+        return end(run, attempt.number, code)
 
 
-def machine_slots(job: JobSpec) -> int:
-    """How many GPUs this machine has (device files), or CPUs on a cpu device."""
-    if job.spec.resources.device == "cpu":
-        return max(len(os.sched_getaffinity(0)), job.spec.resources.gpus_per_node)
-    count = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdigit()])
-    if count < job.spec.resources.gpus_per_node:
-        raise OperationError(
-            Fault(f"this machine has {count} GPUs, the run asks for {job.spec.resources.gpus_per_node}")
-        )
-    return count
-
-
-def slot_folder(run: RunFolder) -> Path:
-    """`<storage root>/local/`: runs of one user share this machine among themselves."""
-    folder = run.path.parents[3] / "local"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
-def _acquire(folder: Path, slots: int, wanted: int, held: ExitStack) -> list[int]:
-    """Hold `wanted` of `slots`. One waiter at a time collects, so that a large run is not starved."""
-    queue = held.enter_context((folder / "queue.lock").open("w"))
-    fcntl.flock(queue, fcntl.LOCK_EX)
-    mine: list[int] = []
-    while len(mine) < wanted:
-        for slot in range(slots):
-            if slot in mine or len(mine) == wanted:
-                continue
-            file = (folder / f"slot-{slot}.lock").open("w")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
-                continue
-            held.enter_context(file)
-            mine.append(slot)
-        if len(mine) < wanted:
-            time.sleep(POLL_S)
-    fcntl.flock(queue, fcntl.LOCK_UN)
-    return sorted(mine)
-
-
-def _leave(number: int, frame: object) -> None:
+def _leave(number: int, frame: FrameType | None) -> NoReturn:
+    print("tuneplane: told to end while it waited for its share of this machine", file=sys.stderr)
     raise SystemExit(128 + number)

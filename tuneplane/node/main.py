@@ -10,9 +10,7 @@ import sys
 from pathlib import Path
 
 from tuneplane.kernel.errors import Exit, TunePlaneError
-from tuneplane.kernel.files import read_json
 from tuneplane.kernel.runfolder import RunFolder
-from tuneplane.spec import read
 
 USAGE = """usage: kernel.pyz claim RUN HOST...
        kernel.pyz node RUN ATTEMPT ADDRESS PORT
@@ -20,56 +18,71 @@ USAGE = """usage: kernel.pyz claim RUN HOST...
        kernel.pyz local RUN
        kernel.pyz shell RUN ATTEMPT RANK [COMMAND...]"""
 
+NUMBERS = {"claim": (), "node": (0, 2), "end": (0, 1), "local": (), "shell": (0, 1)}
+"""Which arguments after RUN are whole numbers."""
+
+FEWEST = {"claim": 0, "node": 3, "end": 2, "local": 0, "shell": 2}
+MOST = {"node": 3, "end": 2, "local": 0}
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one of the commands of `USAGE`; returns the exit code."""
     arguments = sys.argv[1:] if argv is None else argv
-    if sys.version_info < (3, 9):  # noqa: UP036 - a site's interpreter may be older than ours
-        print(f"tuneplane: this node's Python is {sys.version.split()[0]}, 3.9 is needed", file=sys.stderr)
-        return Exit.FAILED
     os.umask(0o077)
+    if not is_sound(arguments):
+        print(USAGE, file=sys.stderr)
+        return Exit.WRONG_USE
+    name, folder, *rest = arguments
     try:
-        return _run(arguments)
+        return _run(name, RunFolder(Path(folder)), rest)
     except TunePlaneError as error:
         print(f"tuneplane: {error}", file=sys.stderr)
         return int(error.exit_code)
     except OSError as error:
-        print(f"tuneplane: {error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"tuneplane: {error.filename or folder}: {error.strerror or error}", file=sys.stderr)
         return Exit.FAILED
 
 
-def _run(arguments: list[str]) -> int:
-    if len(arguments) < 2:
-        print(USAGE, file=sys.stderr)
-        return Exit.WRONG_USE
-    name, folder, *rest = arguments
-    run = RunFolder(Path(folder))
+def is_sound(arguments: list[str]) -> bool:
+    """Whether these are the arguments of one of the commands."""
+    if len(arguments) < 2 or arguments[0] not in FEWEST:
+        return False
+    name, _, *rest = arguments
+    enough = FEWEST[name] <= len(rest) <= MOST.get(name, len(rest))
+    return enough and all(rest[place].isascii() and rest[place].isdigit() for place in NUMBERS[name])
+
+
+def _run(name: str, run: RunFolder, rest: list[str]) -> int:
+    from tuneplane.spec import read
+
     # What the job makes is as open as the run folder: 0700 by default, 0750 where a site says so.
     os.umask(0o777 & ~run.path.stat().st_mode)
+    if name == "end":
+        from tuneplane.node.outcome import end
+
+        print(end(run, int(rest[0]), int(rest[1])))
+        return Exit.DONE
     job = read(run.job)
     if name == "claim":
+        from tuneplane.kernel.files import read_json
         from tuneplane.node.attempt import claim
 
         attempt = claim(run, job, rest, os.environ)
         start = read_json(attempt.start)
         print(attempt.number, start["address"], start["port"])
         return Exit.DONE
-    if name == "node" and len(rest) == 3:
-        from tuneplane.node.agent import run_node
+    if name == "node":
+        from tuneplane.node.signals import Signals
 
-        return run_node(job, int(rest[0]), rest[1], int(rest[2]), os.environ)
-    if name == "end" and len(rest) == 2:
-        from tuneplane.node.attempt import end
+        signals = Signals()
+        signals.listen()
+        from tuneplane.node.agent import NodeRun
 
-        print(end(run, job, int(rest[0]), int(rest[1])))
-        return Exit.DONE
-    if name == "local" and not rest:
+        return NodeRun(job, int(rest[0]), rest[1], int(rest[2]), os.environ, signals).run()
+    if name == "local":
         from tuneplane.node.local import run_local
 
         return run_local(job, os.environ)
-    if name == "shell" and len(rest) >= 2:
-        from tuneplane.node.shell import run_shell
+    from tuneplane.node.shell import run_shell
 
-        return run_shell(job, int(rest[0]), int(rest[1]), rest[2:])
-    print(USAGE, file=sys.stderr)
-    return Exit.WRONG_USE
+    return run_shell(job, int(rest[0]), int(rest[1]), rest[2:])

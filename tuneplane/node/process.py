@@ -1,13 +1,15 @@
-"""Processes of one node: started in a session of their own, told to end, surely gone at the end."""
+"""Processes of one node: found by parent links in /proc, told to end together, reaped by the agent.
+
+`trainer.py` calls this for what it started, `leftovers.py` for what an earlier attempt left.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
-import time
+from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
 from tuneplane.containers import serves_image
 
@@ -20,69 +22,81 @@ def become_subreaper() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def processes() -> list[int]:
+    """Every process that /proc shows."""
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+
+
 def descendants(pid: int) -> list[int]:
-    """Every process below `pid`, by parent links in /proc."""
+    """Every process below `pid`, parents first. Zombies among them: they still have a parent."""
     children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        with suppress(OSError, ValueError, IndexError):
-            text = Path(f"/proc/{entry}/stat").read_text(errors="replace")
-            children.setdefault(int(text.rpartition(")")[2].split()[1]), []).append(int(entry))
+    for other in processes():
+        parent = parent_of(other)
+        if parent is not None:
+            children.setdefault(parent, []).append(other)
     found: list[int] = []
     queue = [pid]
     while queue:
-        for child in children.get(queue.pop(), ()):
-            found.append(child)
-            queue.append(child)
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
     return found
 
 
-def trainers(pids: list[int]) -> list[int]:
+def parent_of(pid: int) -> int | None:
+    """A process's parent; None where it is gone. Source: proc(5), /proc/pid/stat."""
+    try:
+        return int(_read(pid, "stat").rpartition(b")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def trainers(pids: Iterable[int]) -> list[int]:
     """Without the processes that serve the container's image: ended first, they take it from the others."""
     return [pid for pid in pids if not serves_image(_name(pid))]
 
 
-def signal_all(pids: list[int], number: signal.Signals) -> None:
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to each that is still there."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
-def end_descendants(grace_s: float) -> int:
-    """End every process below this one: TERM, `grace_s`, KILL. Returns how many had to be killed.
+def reap() -> tuple[dict[int, int], bool]:
+    """Collect every child that has ended: pid → exit code (negative: the signal), and whether any is left."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended, False
+        if pid == 0:
+            return ended, True
+        ended[pid] = os.waitstatus_to_exitcode(status)
 
-    Needs `become_subreaper` before they started.
-    """
-    me = os.getpid()
-    signal_all(trainers(descendants(me)), signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while time.monotonic() < deadline:
-        _reap()
-        if not trainers(descendants(me)):
-            break
-        time.sleep(0.02)
-    killed = trainers(descendants(me))
-    # A tree that forks while it is killed: again until none is left, bounded.
-    for _ in range(50):
-        left = descendants(me)
-        if not left:
-            break
-        signal_all(left, signal.SIGKILL)
-        time.sleep(0.02)
-        _reap()
-    return len(killed)
+
+def environment_of(pid: int) -> bytes:
+    """A process's environment as it was started, `NAME=value` ended by NUL; empty where it may not be read."""
+    try:
+        return _read(pid, "environ")
+    except OSError:
+        return b""
 
 
 def _name(pid: int) -> str:
     try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        return _read(pid, "comm").decode("utf-8", "replace").strip()
     except OSError:
         return ""
 
 
-def _reap() -> None:
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+def _read(pid: int, name: str) -> bytes:
+    descriptor = os.open(f"/proc/{pid}/{name}", os.O_RDONLY)
+    try:
+        parts = []
+        while part := os.read(descriptor, 1 << 16):
+            parts.append(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)

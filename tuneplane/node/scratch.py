@@ -1,16 +1,24 @@
-"""The node-local folder of one attempt: where the capsule is unpacked, with the trainer's /tmp and home."""
+"""The node-local folder of one attempt: where the capsule is unpacked, with the trainer's /tmp and home.
+
+Its agent holds a lock in it for as long as it lives, so that what a killed agent left is known as left.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import stat
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tuneplane.containers import Launch
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.unpack import remove_tree
-from tuneplane.recipes.adapters import Command
 from tuneplane.spec import JobSpec
 
 
@@ -37,38 +45,121 @@ class Scratch:
         """How the command was started, 0600: what `tp job shell` starts its shell with."""
         return self.path / "launch.json"
 
+    @property
+    def lock(self) -> Path:
+        """Locked by the agent of this folder while it lives; holds the name of its host."""
+        return self.path / "agent.lock"
+
+
+def user_folder(job: JobSpec) -> Path:
+    """`<scratch>/tuneplane-<uid>`: this user's, on this node, below which every attempt has its own."""
+    return Path(job.spec.node.scratch) / f"tuneplane-{os.getuid()}"
+
 
 def scratch_folder(job: JobSpec, attempt: int, rank: int) -> Scratch:
     """Where this node and attempt unpack."""
-    base = Path(job.spec.node.scratch) / f"tuneplane-{os.getuid()}"
-    return Scratch(base / f"{job.metadata.run_id}.{attempt}.{rank}")
+    return Scratch(user_folder(job) / f"{job.metadata.run_id}.{attempt}.{rank}")
 
 
-def prepare_scratch(scratch: Scratch) -> None:
-    """Make the attempt's folder, 0700, below one that is surely this user's. Raises OperationError."""
-    base = scratch.path.parent
+def make_user_folder(job: JobSpec) -> Path:
+    """Make this user's folder, 0700. Raises OperationError where somebody else could stand behind it."""
+    base = user_folder(job)
     try:
-        base.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            base.mkdir(mode=0o700)
         status = base.lstat()
-        if status.st_uid != os.getuid() or not base.is_dir() or base.is_symlink():
+        if not stat.S_ISDIR(status.st_mode):
+            found = "is a link" if stat.S_ISLNK(status.st_mode) else "is not a folder"
+            raise OperationError(Fault(f"{base} {found}", "scratch", "remove it, it is to be a folder"))
+        if status.st_uid != os.getuid():
             raise OperationError(
                 Fault(
-                    f"{base} belongs to somebody else", "scratch", "tell the administrators of this cluster"
+                    f"{base} belongs to user id {status.st_uid}",
+                    "scratch",
+                    "have the administrators of this cluster remove it, or set `scratch` of the cluster profile",
                 )
             )
-        if scratch.path.exists():
-            remove_tree(scratch.path)  # left by an agent of this very attempt that was killed
+        base.chmod(0o700)
+    except OSError as error:
+        raise _no_folder(base, error) from None
+    return base
+
+
+@contextmanager
+def held_scratch(scratch: Scratch) -> Iterator[None]:
+    """Make the attempt's folder, 0700, hold it, and remove it with all below it. Raises OperationError."""
+    try:
+        remove_tree(scratch.path)  # left by an agent of this very attempt that was killed
         for folder in (scratch.path, scratch.temporary, scratch.home):
             folder.mkdir(mode=0o700)
+        descriptor = os.open(scratch.lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
-        raise OperationError(
-            Fault(f"no scratch folder: {error.strerror}", str(base), "set `scratch` of the cluster profile")
-        ) from None
+        with suppress(OSError):
+            remove_tree(scratch.path)
+        raise _no_folder(scratch.path, error) from None
+    try:
+        with suppress(OSError):  # a filesystem without locks: what is left there is never taken for left
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, os.uname().nodename.encode())
+        yield
+    finally:
+        try:
+            remove_tree(scratch.path)
+        except OSError as error:  # how the command ended is not changed by what it left
+            print(
+                f"tuneplane: {error.filename or scratch.path} not removed: {error.strerror}", file=sys.stderr
+            )
+        os.close(descriptor)
 
 
-def write_launch(path: Path, started: Launch, command: Command) -> None:
+def remove_abandoned(base: Path) -> list[str]:
+    """Remove what agents of this host that were killed left below `base`; the names of what was removed."""
+    removed = []
+    for path in sorted(base.iterdir()):
+        with suppress(OSError):
+            if _is_abandoned(Scratch(path)):
+                remove_tree(path)
+                removed.append(path.name)
+    return removed
+
+
+def _is_abandoned(scratch: Scratch) -> bool:
+    """Whether its agent lived on this host and lives no more: nobody holds the lock that it took.
+
+    The host's name stands there only once the lock was held. A scratch folder that several hosts share would
+    show another host's lock as free where the filesystem keeps locks to one host.
+    """
+    descriptor = os.open(scratch.lock, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        if os.read(descriptor, 4096) != os.uname().nodename.encode():
+            return False
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def write_launch(path: Path, started: Launch, command: list[str]) -> None:
     """Note how the command was started, 0600: it holds secrets, and the folder is this node's."""
+    value = {"argv": started.argv, "environ": started.environ, "cwd": started.cwd, "command": command}
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-        value = {"argv": started.argv, "environ": started.environ, "command": list(command.argv)}
-        json.dump({**value, "cwd": command.cwd}, file)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        json.dump(value, file)
+
+
+def read_launch(path: Path) -> dict[str, Any]:
+    """What `write_launch` noted. Raises OSError, or ValueError where it is not this user's own note."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    with os.fdopen(descriptor, encoding="ascii") as file:
+        status = os.fstat(descriptor)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise ValueError(f"{path} is not this user's alone")
+        value: dict[str, Any] = json.load(file)
+    return value
+
+
+def _no_folder(path: Path, error: OSError) -> OperationError:
+    what = f"no scratch folder on this node: {error.strerror or error}"
+    return OperationError(Fault(what, str(path), "free space there, or set `scratch` of the cluster profile"))

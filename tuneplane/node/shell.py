@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import os
-import socket
 
 from tuneplane.kernel.errors import Fault, OperationError
-from tuneplane.node.scratch import scratch_folder
+from tuneplane.node.scratch import read_launch, scratch_folder
 from tuneplane.spec import JobSpec
+
+SHELL = ("bash", "-i")
 
 
 def run_shell(job: JobSpec, attempt: int, rank: int, command: list[str]) -> int:
     """Replace this process by `command` (an interactive bash where empty). Raises OperationError."""
     scratch = scratch_folder(job, attempt, rank)
     try:
-        started = json.loads(scratch.launch.read_text(encoding="utf-8", errors="surrogateescape"))
+        started = read_launch(scratch.launch)
     except (OSError, ValueError):
         raise OperationError(
             Fault(
                 f"attempt {attempt} of {job.metadata.run_id} does not run on this node (rank {rank})",
-                f"node {socket.gethostname()}",
+                f"node {os.uname().nodename}",
                 f"tp job status {job.metadata.run_id}",
             )
         ) from None
     # The adapter's command stands at the end of the argv that started it.
-    length = len(started["command"])
-    argv = [*started["argv"][: len(started["argv"]) - length], *(command or ["bash", "-i"])]
+    length = len(started["argv"]) - len(started["command"])
+    argv = [*started["argv"][:length], *(command or SHELL)]
+    environ = {**started["environ"], "TERM": os.environ.get("TERM", "dumb")}
     os.chdir(started["cwd"])
-    environ = dict(started["environ"])
-    environ.setdefault("TERM", os.environ.get("TERM", "dumb"))
-    os.execvpe(argv[0], argv, environ)
+    try:
+        os.execvpe(argv[0], argv, environ)
+    except OSError as error:
+        raise OperationError(
+            Fault(f"{argv[0]} cannot be started: {error.strerror}", "tp job shell")
+        ) from None

@@ -1,0 +1,165 @@
+"""The command of one node and every process below it: started, told to end, surely gone.
+
+The agent calls `start`, `wait` and `end_rest`, in this order.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import Callable
+
+from tuneplane.containers import Launch
+from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.node.process import descendants, reap, signal_all, trainers
+from tuneplane.node.signals import Signals
+
+LEFTOVER_GRACE_S = 2.0
+"""How long what the command left behind may take to end, once the command itself has ended by itself."""
+
+IMAGE_GRACE_S = 1.0
+"""How long the processes that serve the container's image may take to end after all others."""
+
+KILL_S = 10.0
+"""How long after KILL a process may still hang in the kernel (a dead filesystem) before it is given up."""
+
+TELL_S = 0.2
+"""Slurm signals all processes of a step at once: the agent's own signal may come just after the command's end."""
+
+LOOK_AGAIN_S = 0.5
+"""How often the process tree is looked at where no child's end says that it changed."""
+
+NOT_EXECUTABLE, NOT_FOUND = 126, 127
+"""Exit codes of a command that cannot be started, as of env(1) and shells."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the command ended. code: 128 + n where signal n ended it. told: asked to end from outside first."""
+
+    code: int
+    told: bool
+    reason: str
+    at: float  # seconds since the epoch
+
+
+class CannotStart(OperationError):
+    """The command is not there or may not be run; `code` is what a shell would exit with."""
+
+    def __init__(self, code: int, fault: Fault) -> None:
+        super().__init__(fault)
+        self.code = code
+
+
+class Trainer:
+    """The command and its tree. Needs `become_subreaper`, so that orphans of the tree stay below this process.
+
+    grace_s: between TERM and KILL, for the whole tree. save: called when the run is asked to save and end.
+    """
+
+    def __init__(self, signals: Signals, grace_s: float, save: Callable[[], None]) -> None:
+        self.signals, self.grace_s, self.save = signals, grace_s, save
+        self._process: subprocess.Popen[bytes] | None = None
+        self._code: int | None = None
+        self._kill_at: float | None = None  # on the monotonic clock, once told to end
+
+    def start(self, started: Launch, log: int) -> int:
+        """Start the command in a session of its own, its output to `log`. Returns its pid; raises CannotStart."""
+        program = started.argv[0]
+        try:
+            self._process = subprocess.Popen(
+                started.argv,
+                env=started.environ,
+                cwd=started.cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        except OSError as error:
+            remedy = f"PATH is {started.environ.get('PATH', 'not set')}; it comes from the cluster profile"
+            fault = Fault(f"{program} cannot be started: {error.strerror}", "node agent", remedy)
+            missing = isinstance(error, FileNotFoundError)
+            raise CannotStart(NOT_FOUND if missing else NOT_EXECUTABLE, fault) from None
+        return self._process.pid
+
+    def wait(self) -> Ended:
+        """Wait until the command itself has ended; pass on what the agent is told meanwhile."""
+        while self._code is None:
+            self._obey()
+            left_s = None if self._kill_at is None else self._kill_at - time.monotonic()
+            if left_s is not None and left_s < -KILL_S:
+                return Ended(128 + signal.SIGKILL, True, "the command could not be killed", time.time())
+            self.signals.wait(left_s if left_s is None or left_s > 0 else LOOK_AGAIN_S)
+            self._reap()
+        at = time.time()
+        code = 128 - self._code if self._code < 0 else self._code
+        deadline = time.monotonic() + TELL_S
+        while code > 128 and not self.signals.told and time.monotonic() < deadline:
+            self.signals.wait(deadline - time.monotonic())
+        return Ended(code, self.signals.told, exit_sentence(code), at)
+
+    def end_rest(self) -> None:
+        """End every process that is left below this one: TERM, a grace, KILL.
+
+        Where the agent was told to end, the tree has the rest of the whole grace: bash dies of TERM at once
+        while the trainer that it started still saves.
+        """
+        if not self._reap():
+            return
+        if self._kill_at is None:
+            signal_all(trainers(descendants(os.getpid())), signal.SIGTERM)
+        deadline = time.monotonic() + LEFTOVER_GRACE_S
+        while self._reap():
+            self._obey()
+            now, until = time.monotonic(), max(deadline, self._kill_at or 0.0)
+            left = descendants(os.getpid())
+            if now >= until or not trainers(left):
+                break
+            self.signals.wait(min(LOOK_AGAIN_S, until - now))
+        self._end_all()
+
+    def _end_all(self) -> None:
+        """TERM to the processes that serve the image, which alone may be left; then KILL until none is."""
+        started = time.monotonic()
+        if not trainers(descendants(os.getpid())):
+            signal_all(descendants(os.getpid()), signal.SIGTERM)
+            while self._reap() and time.monotonic() - started < IMAGE_GRACE_S:
+                self.signals.wait(IMAGE_GRACE_S / 10)
+        pause_s = 0.01  # a tree that forks while it is killed: again and again, bounded
+        while self._reap() and time.monotonic() - started < IMAGE_GRACE_S + KILL_S:
+            signal_all(descendants(os.getpid()), signal.SIGKILL)
+            self.signals.wait(pause_s)
+            pause_s = min(2 * pause_s, LOOK_AGAIN_S)
+
+    def _obey(self) -> None:
+        """Do what the signals said."""
+        if self.signals.save:
+            self.signals.save = False
+            self.save()
+        if self.signals.told and self._kill_at is None:
+            self._kill_at = time.monotonic() + self.grace_s
+            signal_all(trainers(descendants(os.getpid())), signal.SIGTERM)
+        elif self._code is None and self._kill_at is not None and time.monotonic() >= self._kill_at:
+            signal_all(descendants(os.getpid()), signal.SIGKILL)
+
+    def _reap(self) -> bool:
+        """Note the command's end, bury orphans; whether any child is left."""
+        ended, left = reap()
+        process = self._process
+        if process is not None and self._code is None and process.pid in ended:
+            self._code = process.returncode = ended[process.pid]
+        return left
+
+
+def exit_sentence(code: int) -> str:
+    """An exit code in words."""
+    if code > 128:
+        try:
+            return f"the command was ended by {signal.Signals(code - 128).name} (exit code {code})"
+        except ValueError:
+            pass
+    return f"the command ended with exit code {code}"
