@@ -84,8 +84,8 @@ def read_apptainer(layout: Layout, root: Path) -> Path:
     if program.exists():
         return program
     debs = fetch(layout, json.loads(text))
-    shutil.rmtree(layout.apptainer, ignore_errors=True)
     work = layout.apptainer / "work"
+    shutil.rmtree(work, ignore_errors=True)
     libc = work / "libc"
     for folder, deb in ((work, debs["apptainer"]), (libc, debs["libc6"])):
         folder.mkdir(parents=True)

@@ -39,6 +39,7 @@ def up(layout: Layout, accounting: bool | None) -> None:
     for folder in (layout.state, layout.log):
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o755)
+    made_of = layout.state / "made-of"
     running = hosts.find_hosts(layout)
     if running and not (layout.host(CONTROLLER) / "spec.json").exists():
         # Someone removed the state folder below running hosts, which still hold the deleted files.
@@ -51,7 +52,12 @@ def up(layout: Layout, accounting: bool | None) -> None:
         view.write_view(layout, program)
         slurm.write_devices(layout)
         layout.slurm.mkdir(exist_ok=True)
+        made_of.write_text(f"{root}\n{program}\n", encoding="utf-8")
         running[CONTROLLER] = hosts.start_host(layout, CONTROLLER, root)
+    elif not made_of.exists() or made_of.read_text(encoding="utf-8") != f"{root}\n{program}\n":
+        raise TestbedError(
+            "it runs with other packages than this checkout asks for: `testbed down`, then `up`"
+        )
     controller = running[CONTROLLER]
     hosts.wire_controller(controller)
     settings = slurm.read_settings(layout)

@@ -13,6 +13,7 @@ from pathlib import Path
 import hosts
 from layout import ACCOUNT, CONTROLLER, USERS, Layout, TestbedError
 
+import packages
 import slurm
 
 INSTALL_TIMEOUT_S = 120.0
@@ -53,7 +54,7 @@ def start_accounting(layout: Layout, controller: int) -> None:
     if not (data / MARKER).exists():
         end_accounting(controller)
         shutil.rmtree(data, ignore_errors=True)
-        manifest = layout.packages / "manifest.json"
+        manifest = packages.manifest_path(layout)
         key = hashlib.sha256(repr((manifest.read_text(encoding="utf-8"), ACCOUNTS)).encode()).hexdigest()[:12]
         kept = layout.cache / "database" / key
         if kept.exists():

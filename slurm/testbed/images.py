@@ -64,8 +64,8 @@ def build_images(layout: Layout) -> Path:
         return built
     root = packages.read_layers(layout)
     program = str(apptainer.read_apptainer(layout, root))
-    shutil.rmtree(layout.cache / "images", ignore_errors=True)
     work = layout.cache / "images" / "work"
+    shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     folder = work / "rootfs"
     write_rootfs(layout, root, folder)

@@ -87,10 +87,6 @@ class Layout:
         return self.state / "settings.json"
 
     @property
-    def packages(self) -> Path:
-        return self.cache / "packages"
-
-    @property
     def apptainer(self) -> Path:
         return self.cache / "apptainer"
 

@@ -6,6 +6,7 @@ packages as a layer over their ``/usr`` and ``/etc`` (``hosts.py``), and apt kee
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -40,6 +41,9 @@ WANTED = (
 )
 
 APT_TIMEOUT_S = 600
+
+#: Raised when the way of unpacking changes, so that what an older way unpacked is not taken.
+RECIPE = 1
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,41 @@ def read_sources(apt: Path = Path("/etc/apt")) -> list[Source]:
     return wanted
 
 
+def base_status(status: str) -> str:
+    """The stanzas of dpkg's status that every Debian has: required packages and what they depend on.
+
+    What else the machine happens to have may be gone, or be another version, when the cache is used again.
+    """
+    stanzas: dict[str, str] = {}
+    depends: dict[str, list[str]] = {}
+    provided: dict[str, list[str]] = {}
+    needed: list[str] = []
+    for stanza in status.split("\n\n"):
+        fields = dict(re.findall(r"(?m)^([A-Za-z-]+): (.*)$", stanza))
+        if not fields.get("Status", "").endswith(" installed"):
+            continue
+        name = fields["Package"]
+        stanzas[name] = stanza.strip()
+        for virtual in re.findall(
+            r"[a-z0-9][a-z0-9+.-]+", re.sub(r"\(.*?\)", "", fields.get("Provides", ""))
+        ):
+            provided.setdefault(virtual, []).append(name)
+        relations = re.sub(
+            r"\(.*?\)|:any", "", f"{fields.get('Pre-Depends', '')}, {fields.get('Depends', '')}"
+        )
+        depends[name] = re.findall(r"[a-z0-9][a-z0-9+.-]+", relations)
+        if fields.get("Priority") == "required" or fields.get("Essential") == "yes":
+            needed.append(name)
+    base: set[str] = set()
+    while needed:
+        name = needed.pop()
+        for real in [name] if name in stanzas else provided.get(name, []):
+            if real not in base:
+                base.add(real)
+                needed.extend(depends[real])
+    return "".join(f"{stanzas[name]}\n\n" for name in sorted(base))
+
+
 class Apt:
     """apt-get with lists, cache and sources of its own, so that the machine's stay as they are."""
 
@@ -122,6 +161,8 @@ class Apt:
         self.archives = folder / "cache" / "archives"
         for needed in (folder / "lists" / "partial", self.archives / "partial"):
             needed.mkdir(parents=True, exist_ok=True)
+        status = Path("/var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
+        (folder / "status").write_text(base_status(status), encoding="utf-8")
         (folder / "sources.list").write_text("".join(dict.fromkeys(lines)), encoding="utf-8")
 
     def run(self, *arguments: str, cwd: Path | None = None) -> str:
@@ -129,6 +170,7 @@ class Apt:
         options = {
             "Dir::Etc::SourceList": str(self.folder / "sources.list"),
             "Dir::Etc::SourceParts": "/dev/null",
+            "Dir::State::status": str(self.folder / "status"),
             "Dir::State::Lists": str(self.folder / "lists"),
             "Dir::Cache": str(self.folder / "cache"),
             "Debug::NoLocking": "1",
@@ -168,28 +210,30 @@ def unpack(debs: list[Path], root: Path) -> None:
         program.with_name(program.name.removesuffix("-wlm")).symlink_to(program.name)
 
 
+def manifest_path(layout: Layout) -> Path:
+    """The file that lists what was unpacked; written last. A changed wish has a folder of its own."""
+    key = hashlib.sha256(repr((RECIPE, WANTED)).encode()).hexdigest()[:12]
+    return layout.cache / "packages" / key / "manifest.json"
+
+
 def read_layers(layout: Layout) -> Path:
     """The root of the unpacked packages, which are fetched first where the cache has none.
 
     Raises TestbedError where apt cannot deliver them.
     """
-    marker = layout.packages / "manifest.json"
-    root = layout.packages / "root"
-    if marker.exists() and json.loads(marker.read_text(encoding="utf-8"))["wanted"] == list(WANTED):
+    manifest = manifest_path(layout)
+    root = manifest.parent / "root"
+    if manifest.exists():
         return root
-    shutil.rmtree(layout.packages, ignore_errors=True)
+    shutil.rmtree(manifest.parent, ignore_errors=True)
     apt = Apt(layout.cache / "apt" / "stable", [source.line() for source in read_sources()])
-    for old in apt.archives.glob("*.deb"):
-        old.unlink()
     apt.run("update")
     apt.run("install", "--download-only", "--no-install-recommends", *WANTED)
     debs = sorted(apt.archives.glob("*.deb"))
     root.mkdir(parents=True)
     unpack(debs, root)
-    marker.write_text(
-        json.dumps({"wanted": list(WANTED), "unpacked": [deb.name for deb in debs]}, indent=1),
-        encoding="utf-8",
-    )
+    manifest.write_text(json.dumps([deb.name for deb in debs], indent=1), encoding="utf-8")
+    shutil.rmtree(apt.folder)
     return root
 
 
