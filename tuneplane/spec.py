@@ -8,16 +8,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional, TypeVar, Union
+from typing import Annotated, Any, Optional, TypeVar, Union
 
 from tuneplane.kernel.errors import Fault, UsageError
+from tuneplane.kernel.files import json_text
 
 API_VERSION = "tuneplane/job/v1"
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A rule of a field: exactly one of these words."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class AtLeast:
+    """A rule of a field: a number from `least` on."""
+
+    least: float
 
 
 @dataclass(frozen=True)
@@ -51,7 +67,7 @@ class Framework:
     kind: str
     version: str
     runtime_id: str
-    observability: str  # external | platform (C22)
+    observability: Annotated[str, OneOf(("external", "platform"))]  # C22
     observability_url: Optional[str] = None
 
 
@@ -61,11 +77,11 @@ class Resources:
 
     profile: str  # as asked: h200:8 (CLUSTER_PROFILE)
     cluster: str  # the cluster profile's name
-    scheduler: str  # slurm | local
-    device: str  # gpu | cpu
-    nodes: int
-    gpus_per_node: int  # on a cpu device: processes a node, at least 1 (C9)
-    cpus_per_node: Optional[int] = None
+    scheduler: Annotated[str, OneOf(("slurm", "local"))]
+    device: Annotated[str, OneOf(("gpu", "cpu"))]
+    nodes: Annotated[int, AtLeast(1)]
+    gpus_per_node: Annotated[int, AtLeast(1)]  # on a cpu device: processes a node (C9)
+    cpus_per_node: Annotated[Optional[int], AtLeast(1)] = None
     memory_per_node: Optional[str] = None  # in Slurm's form, 1500G
 
 
@@ -74,7 +90,7 @@ class Slurm:
     """Directives, each only where somebody asked for it. Values in Slurm's own forms."""
 
     job_name: str
-    gpu_request: str = "none"  # gpus-per-node | gres | none
+    gpu_request: Annotated[str, OneOf(("gpus-per-node", "gres", "none"))] = "none"
     gpu_type: Optional[str] = None
     partition: Optional[str] = None
     account: Optional[str] = None
@@ -88,10 +104,8 @@ class Slurm:
     mail_user: Optional[str] = None
     mail_type: Optional[str] = None
     exclusive: bool = False
-    signal_before_end_s: Optional[int] = None  # --signal=B:USR2@N
-    extra_directives: dict[str, str] = field(
-        default_factory=dict
-    )  # name without dashes → value, "" for a flag
+    signal_before_end_s: Annotated[Optional[int], AtLeast(1)] = None  # --signal=B:USR2@N
+    extra_directives: dict[str, str] = field(default_factory=dict)  # name without dashes → value, or ""
     modules: list[str] = field(default_factory=list)
     srun_options: list[str] = field(default_factory=list)
 
@@ -113,7 +127,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Container:
-    runtime: str  # apptainer | none
+    runtime: Annotated[str, OneOf(("apptainer", "none"))]
     binary: str = ""
     options: list[str] = field(default_factory=list)
     image: Optional[Image] = None
@@ -130,8 +144,10 @@ class Node:
     shared: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # site's: NCCL_*, HF_HOME, *_DATA_DIR
     secrets: list[str] = field(default_factory=list)  # names that stand in secrets.env
-    heartbeat_s: float = 10.0
-    stop_grace_s: float = 20.0  # between TERM and KILL of the trainer; Slurm's KillWait is 30
+    heartbeat_s: Annotated[float, AtLeast(0)] = 10.0
+    stop_grace_s: Annotated[float, AtLeast(0)] = (
+        20.0  # between TERM and KILL of the trainer; Slurm's KillWait is 30
+    )
 
 
 @dataclass(frozen=True)
@@ -146,8 +162,8 @@ class Reporting:
 @dataclass(frozen=True)
 class Capsule:
     digest: str
-    size_bytes: int
-    files: int
+    size_bytes: Annotated[int, AtLeast(0)]
+    files: Annotated[int, AtLeast(0)]
     kernel_sha256: str  # of kernel.pyz
 
 
@@ -157,7 +173,7 @@ class Output:
 
     name: str
     path: str
-    kind: str = "artifact"  # artifact | tensorboard | jsonl
+    kind: Annotated[str, OneOf(("artifact", "tensorboard", "jsonl"))] = "artifact"
     step_key: str = ""  # of jsonl
 
 
@@ -192,16 +208,25 @@ class JobSpec:
 
 
 def dump(job: JobSpec) -> str:
-    """The text of `job.json`; the same JobSpec gives the same bytes."""
+    """The text of `job.json`; the same JobSpec gives the same bytes.
+
+    Raises UsageError for a number that JSON has no word for.
+    """
     value = dataclasses.asdict(job)
-    ordered = {"apiVersion": value.pop("apiVersion"), **value}
-    return json.dumps(ordered, indent=2, ensure_ascii=False) + "\n"
+    try:
+        return json_text({"apiVersion": value.pop("apiVersion"), **value})
+    except ValueError as error:
+        raise UsageError(Fault(f"cannot be written as JSON: {error}", "spec.hyperparams")) from None
 
 
 def load(text: str, where: str = "job.json") -> JobSpec:
-    """The JobSpec in `text`. Raises UsageError with every unknown key, missing key and wrong type."""
+    """The JobSpec in `text`. Raises UsageError with every unknown key, missing key and wrong value."""
     try:
-        value = json.loads(text)
+        value = json.loads(
+            text, object_pairs_hook=_single_keys, parse_float=_finite, parse_constant=_refuse_constant
+        )
+    except RecursionError:
+        raise UsageError(Fault("not JSON: nested too deeply", where)) from None
     except ValueError as error:
         raise UsageError(Fault(f"not JSON: {error}", where)) from None
     if not isinstance(value, dict):
@@ -215,57 +240,101 @@ def load(text: str, where: str = "job.json") -> JobSpec:
                 "use the TunePlane version that wrote this run, or submit the experiment again",
             )
         )
-    faults: list[Fault] = []
-    job = _build(JobSpec, value, "", where, faults)
-    if faults:
-        raise UsageError(*faults)
+    found: list[str] = []
+    job = _build(JobSpec, value, "", found)
+    if not found and job.spec.resources.scheduler == "slurm" and job.spec.slurm is None:
+        found.append("missing key spec.slurm: spec.resources.scheduler is slurm")
+    if found:
+        raise UsageError(*(Fault(what, where) for what in found))
     return typing.cast(JobSpec, job)
 
 
 def read(path: Path) -> JobSpec:
     """The JobSpec in a file. Raises OSError, UsageError."""
-    return load(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(Fault(f"not UTF-8: {error.reason} at byte {error.start}", str(path))) from None
+    return load(text, str(path))
 
 
-def _build(kind: Any, value: Any, key: str, where: str, faults: list[Fault]) -> Any:
-    """`value` as `kind`, a dataclass or one of the few typing forms used above; faults are collected."""
+def _build(kind: Any, value: Any, key: str, found: list[str]) -> Any:
+    """`value` as `kind`, a dataclass or one of the few typing forms used above; what is wrong goes to `found`."""
     origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
-        return _build_dataclass(typing.cast(type[Any], kind), value, key, where, faults)
+        return _build_dataclass(typing.cast(type[Any], kind), value, key, found)
     if kind is Any:
         return value
+    if origin is Annotated:
+        inner, rule = typing.get_args(kind)
+        before = len(found)
+        built = _build(inner, value, key, found)
+        if value is not None and len(found) == before:
+            found.extend(_broken(rule, value, key))
+        return built
     if origin is Union:  # Optional[X]
-        if value is None:
-            return None
-        return _build(typing.get_args(kind)[0], value, key, where, faults)
+        return None if value is None else _build(typing.get_args(kind)[0], value, key, found)
     if origin is list and isinstance(value, list):
         item = typing.get_args(kind)[0]
-        return [_build(item, v, f"{key}[{i}]", where, faults) for i, v in enumerate(value)]
+        return [_build(item, v, f"{key}[{i}]", found) for i, v in enumerate(value)]
     if origin is dict and isinstance(value, dict):
         item = typing.get_args(kind)[1]
-        return {k: _build(item, v, f"{key}.{k}", where, faults) for k, v in value.items()}
-    accepted = {float: (int, float)}.get(kind, kind) if origin is None else origin
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        name = getattr(kind, "__name__", str(kind)) if origin is None else origin.__name__
-        faults.append(Fault(f"{key} is {type(value).__name__}, not {name}", where))
+        return {k: _build(item, v, f"{key}.{k}", found) for k, v in value.items()}
+    expected = origin or kind
+    fits = isinstance(value, (int, float) if expected is float else expected)
+    if not fits or (isinstance(value, bool) and expected is not bool):  # to Python a bool is an int
+        found.append(f"{key} is {_word(type(value))}, not {_word(expected)}")
     return value
 
 
-def _build_dataclass(kind: type[T], value: Any, key: str, where: str, faults: list[Fault]) -> Optional[T]:
-    label = key or "the JobSpec"
+def _build_dataclass(kind: type[T], value: Any, key: str, found: list[str]) -> Optional[T]:
     if not isinstance(value, dict):
-        faults.append(Fault(f"{label} is {type(value).__name__}, not an object", where))
+        found.append(f"{key} is {_word(type(value))}, not an object")
         return None
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     prefix = f"{key}." if key else ""
-    faults.extend(Fault(f"unknown key {prefix}{name}", where) for name in value if name not in fields)
+    found.extend(f"unknown key {prefix}{name}" for name in value if name not in fields)
     built: dict[str, Any] = {}
     complete = True
     for name, declared in fields.items():
         if name in value:
-            built[name] = _build(hints[name], value[name], prefix + name, where, faults)
+            built[name] = _build(hints[name], value[name], prefix + name, found)
         elif declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING:
-            faults.append(Fault(f"missing key {prefix}{name}", where))
+            found.append(f"missing key {prefix}{name}")
             complete = False
     return kind(**built) if complete else None
+
+
+def _broken(rule: Union[OneOf, AtLeast], value: Any, key: str) -> list[str]:
+    if isinstance(rule, OneOf):
+        return [] if value in rule.words else [f"{key} is {value!r}, not {' or '.join(rule.words)}"]
+    return [] if value >= rule.least else [f"{key} is {value}: it is at least {rule.least}"]
+
+
+def _word(kind: Any) -> str:
+    """A type in JSON's own words."""
+    words = {str: "a string", bool: "a boolean", int: "an integer", float: "a number"}
+    words.update({list: "an array", dict: "an object", type(None): "null"})
+    return words[kind]
+
+
+def _single_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose keys stand once: of two, a reader would see one and the job would have the other."""
+    built = dict(pairs)
+    if len(built) != len(pairs):
+        names = [key for key, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"the key {twice!r} stands twice in one object")
+    return built
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text} is too large for a number")
+    return number
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is no number of JSON")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 from tuneplane.capsule import verify_run
+from tuneplane.kernel.digests import sha256_file
 from tuneplane.kernel.errors import Fault, TunePlaneError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.spec import JobSpec, read
@@ -31,35 +31,36 @@ def verify(run: RunFolder) -> tuple[list[str], list[Fault]]:
 
 def _check_sums(run: RunFolder) -> list[Fault]:
     try:
-        lines = run.sums.read_text().splitlines()
+        lines = run.sums.read_text(encoding="ascii").splitlines()
     except OSError as error:
         return [Fault(f"cannot be read: {error.strerror}", str(run.sums))]
-    faults = []
-    for line in lines:
-        digest, _, name = line.partition("  ")
-        faults += _check_file(run.path / name, digest, name)
-    return faults
+    except UnicodeDecodeError:
+        return [Fault("is not what submit wrote", str(run.sums))]
+    recorded = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    names = {run.job.name, run.kernel.name}
+    if set(recorded) != names or len(lines) != len(names):
+        return [Fault(f"does not hold the sums of {' and '.join(sorted(names))} alone", str(run.sums))]
+    return [f for name in sorted(names) for f in _check_file(run.path / name, recorded[name], name)]
 
 
 def _check_script(run: RunFolder, job: JobSpec) -> list[Fault]:
+    if job.metadata.run_id != run.run_id:
+        return [Fault(f"is of run {job.metadata.run_id}, not of {run.run_id}", str(run.job))]
     try:
-        text = run.script.read_text(encoding="utf-8")
-        rendered = script_of(job)
-    except (OSError, TunePlaneError) as error:
-        return [Fault(f"cannot be read: {error}", str(run.script))]
-    if text != rendered:
-        return [Fault("is not the script that job.json renders to", str(run.script))]
-    return []
+        script = run.script.read_bytes()
+        rendered = script_of(job).encode("utf-8", "surrogateescape")
+    except OSError as error:
+        return [Fault(f"cannot be read: {error.strerror}", str(run.script))]
+    except TunePlaneError as error:
+        return list(error.faults)
+    return [] if script == rendered else [Fault("is not what job.json renders to", str(run.script))]
 
 
 def _check_file(path: Path, expected: str, what: str) -> list[Fault]:
-    digest = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        digest = sha256_file(path)
     except OSError as error:
         return [Fault(f"cannot be read: {error.strerror}", str(path))]
-    if digest.hexdigest() != expected:
-        return [Fault(f"{what}: sha256 is {digest.hexdigest()}, not {expected} as recorded", str(path))]
+    if digest != expected:
+        return [Fault(f"{what}: sha256 is {digest}, not {expected} as recorded", str(path))]
     return []

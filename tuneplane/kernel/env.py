@@ -105,8 +105,11 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(HARDWARE_BRIDGE, LATER, "says that the platform's own hardware sampler runs"),
 )
 
-SECRET_NAME = re.compile(r"(?i)(^|_)(token|key|secret|passwd|password|credentials?)(_|$)|password|credential")
-"""Names whose values are secrets (C11)."""
+SECRET_NAME = re.compile(
+    r"(?i)(?<![a-z])(key|secrets?|passwd)(?![a-z])|token(?![a-z])|password|passphrase|credential"
+    r"|(api|auth|access|private|secret)key(?![a-z])|_pwd(?![a-z])"
+)
+"""Names whose values are secrets (C11): HF_TOKEN, S3_KEY, WANDB_APIKEY. Not MAX_TOKENS, nor KEYMAP."""
 
 RESERVED = frozenset(v.name for v in VARIABLES if v.when not in (SITE, LATER))
 """Names that no site configuration may set: the agent sets them."""

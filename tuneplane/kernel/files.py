@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 from pathlib import Path
 from typing import Any
+
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+"""A byte of a file name that is no UTF-8, as os.fsdecode carries it."""
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
@@ -16,7 +20,8 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     Raises OSError; the temporary file is then gone.
     """
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    temporary = path.with_name(f".{path.name[:100]}.{secrets.token_hex(4)}.tmp")
+    # Cut, so that a name of 255 bytes has a temporary one too.
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -30,8 +35,17 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
 
 
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
-    """`write_atomic` of indented JSON, non-ASCII kept readable."""
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n", mode)
+    """`write_atomic` of `json_text`."""
+    write_atomic(path, json_text(value), mode)
+
+
+def json_text(value: Any) -> str:
+    """Indented JSON, non-ASCII kept readable; always UTF-8, whatever bytes a file name in it has.
+
+    Raises ValueError for a number that JSON has no word for.
+    """
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    return _LONE_SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text) + "\n"
 
 
 def read_json(path: Path) -> Any:

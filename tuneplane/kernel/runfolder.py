@@ -9,7 +9,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]*-\d{8}-\d{6}-[0-9a-z]{4}")
+RUN_ID = re.compile(r"[a-z0-9][a-z0-9._-]*-\d{8}-\d{6}-[0-9a-z]{4}", re.ASCII)
+_ATTEMPT = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class RunFolder:
 
     @property
     def stopped(self) -> Path:
-        """Written by `tp job stop` before it asks Slurm: what was stopped stays stopped."""
+        """Written by `tp job stop` before it asks Slurm: a line for each job that it ends."""
         return self.path / "stopped"
 
     @property
@@ -138,9 +139,9 @@ class RunFolder:
         return AttemptFolder(self.attempts_folder / str(number))
 
     def attempts(self) -> list[AttemptFolder]:
-        """Every claimed attempt, oldest first."""
+        """Every claimed attempt, oldest first. Raises OSError where the folder cannot be read."""
         try:
-            names = [p for p in self.attempts_folder.iterdir() if p.name.isdigit()]
+            names = [p for p in self.attempts_folder.iterdir() if _ATTEMPT.fullmatch(p.name)]
         except FileNotFoundError:
             return []
         return [AttemptFolder(p) for p in sorted(names, key=lambda p: int(p.name))]

@@ -1,14 +1,25 @@
-"""`submissions/<id>.json`: which jobs belong to a run. Written once, by whoever knew of the job first."""
+"""`submissions/<id>.json`: which jobs belong to a run.
+
+Noted by `tp` after it submitted one, and by the job itself as it starts, which is then known by hand too.
+"""
 
 from __future__ import annotations
 
+import os
+import secrets
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
-from tuneplane.kernel.files import read_json, write_json
+from tuneplane.kernel.files import json_text, read_json, write_atomic, write_json
 from tuneplane.kernel.process import is_alive, start_ticks
 from tuneplane.kernel.runfolder import RunFolder
+
+TP, HAND = "tp", "hand"
+"""Who started a job: `tp`, or somebody with sbatch or bash. The job itself cannot know, so it notes HAND."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +27,7 @@ class Submission:
     """One job of a run: a Slurm id, or `local-<pid>` with the process that runs it."""
 
     job_id: str
-    by: str  # "tp" or "hand"
+    by: str  # TP or HAND
     at: float  # seconds since the epoch
     host: str = ""
     pid: int = 0
@@ -26,16 +37,22 @@ class Submission:
     def is_local(self) -> bool:
         return self.job_id.startswith("local-")
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a local job of this machine, whose processes can be looked at."""
+        return self.is_local and self.host == socket.gethostname()
+
     def is_alive_here(self) -> bool:
         """Whether a local job's process runs on this machine."""
-        return self.is_local and self.host == socket.gethostname() and is_alive(self.pid, self.pid_start)
+        return self.is_here and is_alive(self.pid, self.pid_start)
 
 
 def record_submission(run: RunFolder, job_id: str, by: str, pid: int = 0) -> None:
-    """Note that a job belongs to this run, unless that is known. `pid`: the process of a local job."""
+    """Note that a job belongs to this run. `pid`: the process of a local job. Raises OSError.
+
+    Job and `tp` may both come first: what `tp` says stays, and what the job says is noted where nothing is.
+    """
     path = run.submissions / f"{job_id}.json"
-    if path.exists():
-        return
     local = job_id.startswith("local-")
     noted = Submission(
         job_id,
@@ -45,15 +62,49 @@ def record_submission(run: RunFolder, job_id: str, by: str, pid: int = 0) -> Non
         pid if local else 0,
         start_ticks(pid) if local else None,
     )
-    write_json(path, asdict(noted))
+    if by == TP or (local and _is_of_another_process(path, noted)):
+        write_json(path, asdict(noted))
+    elif not path.exists():
+        _write_where_none_is(path, json_text(asdict(noted)))
 
 
 def read_submissions(run: RunFolder) -> list[Submission]:
     """Every job of the run, oldest first; a file that cannot be read is passed over."""
-    found = []
-    for path in run.submissions.glob("*.json"):
-        try:
-            found.append(Submission(**read_json(path)))
-        except (OSError, ValueError, TypeError):
-            continue
-    return sorted(found, key=lambda s: s.at)
+    found = [_read(path) for path in run.submissions.glob("*.json")]
+    return sorted((s for s in found if s is not None), key=lambda s: s.at)
+
+
+def _read(path: Path) -> Submission | None:
+    try:
+        value: Any = read_json(path)
+        ticks = value.get("pid_start")
+        return Submission(
+            job_id=str(value["job_id"]),
+            by=str(value.get("by", HAND)),
+            at=float(value["at"]),
+            host=str(value.get("host", "")),
+            pid=int(value.get("pid", 0)),
+            pid_start=None if ticks is None else int(ticks),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _is_of_another_process(path: Path, noted: Submission) -> bool:
+    """Whether the note is of a former process with the same pid: this machine counts them round."""
+    known = _read(path)
+    return known is not None and (known.host, known.pid_start) != (noted.host, noted.pid_start)
+
+
+def _write_where_none_is(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{secrets.token_hex(4)}.tmp")
+    write_atomic(temporary, text)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a filesystem without hard links
+        temporary.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()

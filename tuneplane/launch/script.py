@@ -42,32 +42,36 @@ def resources_line(job: JobSpec) -> str:
     return f"{nodes} × {resources.gpus_per_node} {plural} ({resources.profile})"
 
 
+CLEAN = "clean"
+"""The argument with which the script starts itself again, once its environment is clean."""
+
+
 def preamble(job: JobSpec) -> list[str]:
     """Lines that both schedulers share: clean environment, kernel, digests checked."""
     spec = job.spec
     modules = spec.slurm.modules if spec.slurm else []
-    keep = "SLURM_*|SLURMD_*|CUDA_VISIBLE_DEVICES|HOME|USER|LOGNAME"
+    # A local run started within somebody's Slurm job is no part of that job.
+    names = ['"${!SLURM@}"'] if spec.slurm else []
+    names += ['"${!MODULE@}"', '"${!LMOD@}"'] if modules else []
+    names += ["CUDA_VISIBLE_DEVICES", "HOME", "USER", "LOGNAME"]
     lines = [
+        "# Nothing of the submitting shell and of the login profile goes further than this: the script starts",
+        "# itself again with these variables alone.",
+        f"if [[ ${{1-}} != {CLEAN} ]]; then",
+        *(["  unset -v SLURM_JWT  # a token of the user, which no job needs"] if spec.slurm else []),
+        f"  kept=(PATH={quote(spec.node.path)} LANG=C.UTF-8)",
+        f"  for name in {' '.join(names)}; do",
+        '    [[ ! -v $name || $name == SLURM_JWT ]] || kept+=("$name=${!name}")',
+        "  done",
+        f'  exec /usr/bin/env -i "${{kept[@]}}" /bin/bash --noprofile --norc "$0" {CLEAN}',
+        "fi",
+        *_module_lines(modules),
         "set -u",
         f"run={quote(job.metadata.folder)}",
         "",
-        "# Nothing of the submitting shell and of the login profile goes further than this.",
-        "for name in $(compgen -e); do",
-        '  case "$name" in',
-        f"    {keep}{'|MODULE*|LMOD*|__LMOD*|LOADEDMODULES|_LMFILES_' if modules else ''}) ;;",
-        '    *) unset -v "$name" 2>/dev/null ;;',
-        "  esac",
-        "done",
-    ]
-    if not modules:
-        lines.append('for name in $(compgen -A function); do unset -f "$name"; done')
-    lines.append(f"export PATH={quote(spec.node.path)} LANG=C.UTF-8")
-    lines += [f"module load {quote(name)} || exit" for name in modules]
-    lines += [
-        "",
         "# What was reviewed is what runs.",
         'cd "$run" || exit',
-        "sha256sum --check --quiet SHA256SUMS || exit",
+        "sha256sum --check --strict --quiet SHA256SUMS || exit",
         f'kernel=({quote(spec.node.python)} -I -S "$run/kernel.pyz")',
     ]
     return lines
@@ -76,40 +80,52 @@ def preamble(job: JobSpec) -> list[str]:
 def slurm_setup(job: JobSpec) -> list[str]:
     """From the preamble to the trap: the attempt is claimed, node 0's address known."""
     return [
+        "# Slurm warns this shell before the limit (USR2), perhaps at once; it outlives TERM to write the end.",
+        "trap 'asked=1' USR2",
+        "asked=",
         *preamble(job),
         "",
         "# The attempt's number, node 0's address and a port there; refused while another start runs.",
-        'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+        'hosts=$(scontrol show hostnames "${SLURM_JOB_NODELIST:?this is a Slurm job: sbatch starts it}") || exit',
+        'mapfile -t nodes <<<"$hosts"',
         'claim=$("${kernel[@]}" claim "$run" "${nodes[@]}") || exit',
         'read -r attempt address port <<<"$claim"',
         "",
-        "# Slurm warns this shell before the limit; the trainer is asked to save by a marker file.",
-        "trap ': >>\"$run/attempts/$attempt/stop\"' USR2",
-        "trap : TERM  # outlive the step, to write how it ended",
+        "# The trainer is asked to save and end by a marker file: a signal would kill its processes.",
+        "ask_to_save() {",
+        '  : >>"$run/attempts/$attempt/stop"',
+        "  signalled=1",
+        "}",
+        "trap ask_to_save USR2",
+        "trap 'signalled=1' TERM",
+        "[[ -z $asked ]] || ask_to_save",
     ]
 
 
 def slurm_command(job: JobSpec) -> str:
-    """One srun task a node, in the background so that the trap runs."""
+    """One srun task on each node that was really given, in the background so that the traps run."""
     resources, slurm = job.spec.resources, job.spec.slurm
     assert slurm is not None
-    arguments = ["srun", "--kill-on-bad-exit=1", "--export=ALL", f"--nodes={resources.nodes}"]
-    arguments += [f"--ntasks={resources.nodes}", "--ntasks-per-node=1"]
+    arguments = ["srun", "--kill-on-bad-exit=1", "--export=ALL", "--ntasks-per-node=1"]
     if resources.cpus_per_node is not None:  # since 22.05 srun does not take it from sbatch
         arguments.append(f"--cpus-per-task={resources.cpus_per_node}")
     arguments += slurm.srun_options
+    size = '--nodes="${#nodes[@]}" --ntasks="${#nodes[@]}"'
     task = '"${kernel[@]}" node "$run" "$attempt" "$address" "$port" &'
-    return f"{' '.join(map(quote, arguments))} {task}"
+    return f"{' '.join(map(quote, arguments))} {size} {task}"
 
 
 def slurm_teardown() -> list[str]:
     """Wait through signals, write the attempt's end, leave with the first failing node's code."""
     return [
         "step=$!",
-        "code=0",
-        'wait "$step" || code=$?',
-        'while kill -0 "$step" 2>/dev/null; do code=0; wait "$step" || code=$?; done',
-        'code=$("${kernel[@]}" end "$run" "$attempt" "$code") || exit',
+        "while :; do",
+        "  signalled=",
+        '  wait "$step"',
+        "  code=$?  # of the signal, where one came: the step's own stays to be asked for",
+        "  [[ -n $signalled ]] || break",
+        "done",
+        'ended=$("${kernel[@]}" end "$run" "$attempt" "$code") && code=$ended',
         'exit "$code"',
         "",
     ]
@@ -131,8 +147,27 @@ def local_script(job: JobSpec) -> str:
 
 
 def quote(text: str) -> str:
-    """`text` as one shell word."""
+    """`text` as one shell word on one line."""
+    if any(_breaks(c) for c in text):
+        escaped = "".join(f"\\{ord(c):03o}" if _breaks(c) else f"\\{c}" if c in "\\'" else c for c in text)
+        return f"$'{escaped}'"
     return shlex.quote(text).replace("'\"'\"'", "'\\''")
+
+
+def _breaks(character: str) -> bool:
+    return character < " " or character == "\x7f"
+
+
+def _module_lines(modules: list[str]) -> list[str]:
+    if not modules:
+        return []
+    return [
+        "",
+        "# The site's modules, from none: what the login profile had loaded is gone with its variables.",
+        'source "${MODULESHOME:?the login profile on this node sets up no modules}/init/bash" || exit',
+        *(f"module load {quote(name)} || exit" for name in modules),
+        "",
+    ]
 
 
 def _one_line(text: str) -> str:

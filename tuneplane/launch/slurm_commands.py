@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuneplane.kernel.errors import Fault, OperationError
@@ -16,8 +17,21 @@ from tuneplane.kernel.errors import Fault, OperationError
 KEPT_SLURM_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """All other SLURM_* and SBATCH_* are scrubbed from calls: they would change what was reviewed."""
 
+SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_")
+
 IDS_A_CALL = 500
 """How many job ids one squeue or sacct call is asked for: far below the limit of an argument list."""
+
+ANSWER_S = 60.0
+"""How long a Slurm command may take. A busy controller answers within its MessageTimeout, 10 s by default."""
+
+FINAL = frozenset(
+    (
+        *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"),
+        *("BOOT_FAIL", "DEADLINE", "REVOKED"),
+    )
+)
+"""Slurm's states that a job does not leave by itself. Source: squeue(1), JOB STATE CODES."""
 
 
 @dataclass(frozen=True)
@@ -31,35 +45,30 @@ class SlurmJob:
     nodes: str = ""
 
 
-def slurm_environment(environ: dict[str, str] | None = None) -> dict[str, str]:
+@dataclass(frozen=True)
+class Answer:
+    """What Slurm knows of the jobs that it was asked for; unknown ones are left out.
+
+    refused: its own words where it did not answer: then a job that is not there may be there all the same.
+    """
+
+    jobs: dict[str, SlurmJob] = field(default_factory=dict)
+    refused: str = ""
+
+
+def slurm_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for Slurm's commands: the caller's, without what would change the request."""
-    source = dict(os.environ) if environ is None else environ
-    scrubbed = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_")
-    return {
-        name: value
-        for name, value in source.items()
-        if name in KEPT_SLURM_VARIABLES or not name.startswith(scrubbed)
-    }
+    source = os.environ if environ is None else environ
+    return {n: v for n, v in source.items() if n in KEPT_SLURM_VARIABLES or not n.startswith(SCRUBBED)}
 
 
-def run_slurm(argv: list[str], timeout_s: float = 60) -> str:
+def run_slurm(argv: Sequence[str], timeout_s: float = ANSWER_S) -> str:
     """Standard output of a Slurm command. Raises OperationError with its own words when it fails."""
-    try:
-        result = subprocess.run(
-            argv, env=slurm_environment(), capture_output=True, text=True, timeout=timeout_s, check=False
-        )
-    except FileNotFoundError:
-        raise OperationError(
-            Fault(
-                f"{argv[0]} is not on this machine's PATH",
-                remedy="run tp on a login node of the cluster, or use --profile local",
-            )
-        ) from None
-    except subprocess.TimeoutExpired:
-        raise OperationError(Fault(f"{argv[0]} did not answer within {timeout_s:.0f} s", "Slurm")) from None
+    result = _call(argv, timeout_s)
     if result.returncode != 0:
-        words = (result.stderr.strip() or result.stdout.strip()).replace(f"{argv[0]}: ", "")
-        raise OperationError(Fault(f"{argv[0]} refused: {words}", "Slurm"))
+        words = result.stderr.strip() or result.stdout.strip() or f"exit code {result.returncode}"
+        told = " ".join(line.removeprefix(f"{argv[0]}: ") for line in words.splitlines())
+        raise OperationError(Fault(f"{argv[0]} refused: {told}", "Slurm"))
     return result.stdout
 
 
@@ -75,67 +84,123 @@ def submit_script(script: Path) -> str:
 def estimate_start(script: Path) -> str:
     """What `sbatch --test-only` says of a script: when it would start, or why it would be refused."""
     try:
-        result = subprocess.run(
-            ["sbatch", "--test-only", str(script)],
-            env=slurm_environment(),
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"no estimate: {error}"
+        result = _call(["sbatch", "--test-only", str(script)], timeout_s=30)
+    except OperationError as error:
+        return f"no estimate: {error.faults[0].what}"
     return " ".join((result.stderr + result.stdout).replace("sbatch: ", "").split())
 
 
-def query_jobs(job_ids: list[str], *, ask_accounting: bool = True) -> dict[str, SlurmJob]:
-    """What Slurm knows of jobs: squeue first, sacct for those it forgot. Unknown ones are left out.
+def query_queue(job_ids: Sequence[str]) -> Answer:
+    """Jobs that squeue knows: waiting, running, and ended within MinJobAge. Never raises.
 
-    Never raises: where Slurm does not answer, our own records must do.
+    Slurm 22.05 passes over unknown ids among several, and fails for a single one ("Invalid job id").
     """
-    found: dict[str, SlurmJob] = {}
+    jobs: dict[str, SlurmJob] = {}
     for chunk in _chunks(job_ids):
-        found.update(_squeue(chunk))
-    forgotten = [job_id for job_id in job_ids if job_id not in found]
-    if forgotten and ask_accounting:
-        for chunk in _chunks(forgotten):
-            found.update(_sacct(chunk))
-    return found
+        argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(chunk)}"]
+        try:
+            said = run_slurm([*argv, "--format=%i|%T|%N|%r"])
+        except OperationError as error:
+            if "Invalid job id" in str(error):
+                continue
+            return Answer(jobs, error.faults[0].what)
+        jobs.update(parse_squeue(said))
+    return Answer(jobs)
 
 
-def _squeue(job_ids: list[str]) -> dict[str, SlurmJob]:
-    # An unknown id among many fails the whole call in no version tried; a single unknown one does.
-    form = "--format=%i|%T|%r|%N"
-    try:
-        said = run_slurm(["squeue", "--noheader", "--states=all", f"--jobs={','.join(job_ids)}", form])
-    except OperationError:
-        return {}
+def query_accounting(job_ids: Sequence[str]) -> Answer:
+    """Jobs that sacct knows. Never raises; a site without accounting has an empty answer, not a refusal."""
+    jobs: dict[str, SlurmJob] = {}
+    for chunk in _chunks(job_ids):
+        argv = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(chunk)}"]
+        try:
+            said = run_slurm([*argv, "--format=JobID,State,ExitCode,NodeList,Reason"], timeout_s=20)
+        except OperationError as error:
+            told = error.faults[0].what
+            off = "accounting storage is disabled" in told or "is not on this machine" in told
+            return Answer(jobs, "" if off else told)
+        jobs.update(parse_sacct(said))
+    return Answer(jobs)
+
+
+def parse_squeue(said: str) -> dict[str, SlurmJob]:
+    """Lines of `id|state|nodes|reason`. A job that has ended keeps the reason for which it last waited."""
     found = {}
     for line in said.splitlines():
-        job_id, state, reason, nodes = (*line.split("|"), "", "", "", "")[:4]
-        found[job_id] = SlurmJob(job_id, state, "" if reason == "None" else reason, None, nodes)
+        if line.count("|") < 3:
+            continue
+        job_id, state, nodes, reason = (part.strip() for part in line.split("|", 3))
+        stale = reason == "None" or state == "CANCELLED"
+        found[job_id] = SlurmJob(job_id, state, "" if stale else reason, None, nodes)
     return found
 
 
-def _sacct(job_ids: list[str]) -> dict[str, SlurmJob]:
-    argv = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(job_ids)}"]
-    try:
-        said = run_slurm([*argv, "--format=JobID,State,ExitCode,Reason,NodeList"], timeout_s=20)
-    except OperationError:
-        return {}
+def parse_sacct(said: str) -> dict[str, SlurmJob]:
+    """Lines of `id|state|exit code|nodes|reason`, such as `7|CANCELLED by 1001|0:15|n1|None`."""
     found = {}
     for line in said.splitlines():
-        job_id, state, code, reason, nodes = (*line.split("|"), "", "", "", "", "")[:5]
-        # "CANCELLED by 1001", "COMPLETED", "0:53": exit code and signal
-        word = state.split(" ")[0]
-        exit_code, _, signal = code.partition(":")
-        number = int(exit_code) if exit_code.isdigit() else None
-        if number == 0 and signal.isdigit() and int(signal):
-            number = 128 + int(signal)
-        told = "" if reason in ("None", "") else reason
-        found[job_id] = SlurmJob(job_id, word, told or (state if " by " in state else ""), number, nodes)
+        if line.count("|") < 4:
+            continue
+        job_id, state, code, nodes, reason = (part.strip() for part in line.split("|", 4))
+        word, _, by = state.partition(" by ")
+        told = "" if reason == "None" else reason
+        nodes = "" if nodes == "None assigned" else nodes
+        found[job_id] = SlurmJob(job_id, word, f"by {_user(by)}" if by else told, parse_code(code), nodes)
     return found
 
 
-def _chunks(items: list[str]) -> list[list[str]]:
+def parse_code(text: str) -> int | None:
+    """A shell's exit code of `code:signal`: 3 for `3:0`, 137 for `0:9`. `0:53` is Slurm's own failure, 53."""
+    code, _, signal = text.partition(":")
+    if not (code.isdecimal() and (signal.isdecimal() or not signal)):
+        return None
+    number = int(signal or 0)
+    if int(code) or not number:
+        return int(code)
+    return 128 + number if number != FAILED_TO_START else number
+
+
+FAILED_TO_START = 53
+"""The signal number with which slurmd says that it could not start the script or open its output."""
+
+
+def _call(argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            list(argv),
+            env=slurm_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise OperationError(
+            Fault(
+                f"{argv[0]} is not on this machine's PATH",
+                remedy="run tp on a login node of the cluster, or use --profile local",
+            )
+        ) from None
+    except subprocess.TimeoutExpired:
+        doubt = ", and may have queued the job all the same" if argv[0] == "sbatch" else ""
+        remedy = "look with: squeue --me" if doubt else "try again when Slurm's controller answers"
+        what = f"{argv[0]} did not answer within {timeout_s:.0f} s{doubt}"
+        raise OperationError(Fault(what, "Slurm", remedy)) from None
+    except OSError as error:
+        raise OperationError(Fault(f"{argv[0]} cannot be run: {error.strerror}", "Slurm")) from None
+
+
+def _user(text: str) -> str:
+    """A user id by its name, where this machine knows it."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(int(text)).pw_name
+    except (KeyError, ValueError, OverflowError):
+        return text
+
+
+def _chunks(items: Sequence[str]) -> list[Sequence[str]]:
     return [items[i : i + IDS_A_CALL] for i in range(0, len(items), IDS_A_CALL)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tuneplane.kernel.runfolder import RunFolder
@@ -24,30 +25,71 @@ class Artifact:
 
 def list_artifacts(run: RunFolder, job: JobSpec) -> tuple[list[Artifact], list[str]]:
     """Artifacts, and what was skipped with the reason: nothing outside the output folder is followed."""
-    root = Path(os.path.realpath(run.out))
     found: list[Artifact] = []
     skipped: list[str] = []
+    if run.out.is_symlink():
+        return found, [f"the output folder is a link, to {run.out.readlink()}"]
     for output in job.spec.outputs:
-        for path in sorted(run.out.glob(output.path)):
+        parts = output.path.split("/")
+        if output.path.startswith("/") or ".." in parts:
+            skipped.append(f"{output.name}: {output.path} is not below the output folder")
+            continue
+        for path in _matches(
+            run.out, [part for part in parts if part not in ("", ".")], output.name, skipped
+        ):
             relative = str(path.relative_to(run.out))
-            real = Path(os.path.realpath(path))
-            if not real.is_relative_to(root):
-                skipped.append(f"{output.name}: {relative} leads outside the output folder, to {real}")
-                continue
             try:
-                found.append(_artifact(output.name, relative, real))
+                found.append(_artifact(output.name, relative, path, skipped))
             except OSError as error:
                 skipped.append(f"{output.name}: {relative}: {error.strerror}")
     return found, skipped
 
 
-def _artifact(name: str, relative: str, path: Path) -> Artifact:
+def _matches(out: Path, parts: list[str], name: str, skipped: list[str]) -> list[Path]:
+    """What a declared path matches, sorted. It is walked part by part, so that no link is passed unseen."""
+    root = os.path.realpath(out)
+    paths = [out]
+    for part in parts:
+        following: list[Path] = []
+        for folder in paths:
+            for path in _entries(folder, part, out, name, skipped):
+                real = os.path.realpath(path)
+                if os.path.commonpath([root, real]) == root:
+                    following.append(path)
+                else:
+                    relative = path.relative_to(out)
+                    skipped.append(f"{name}: {relative} leads outside the output folder, to {real}")
+        paths = following
+    return sorted(set(paths))
+
+
+def _entries(folder: Path, pattern: str, out: Path, name: str, skipped: list[str]) -> list[Path]:
+    """Entries of a folder that one part of a path names; `**`: the folder and all folders below it."""
+    if pattern == "**":
+        return [Path(path) for path, _, _ in os.walk(folder)]  # passes no link
+    try:
+        with os.scandir(folder) as entries:
+            return [Path(entry.path) for entry in entries if fnmatchcase(entry.name, pattern)]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        skipped.append(f"{name}: {folder.relative_to(out)}: {error.strerror}")
+        return []
+
+
+def _artifact(name: str, relative: str, path: Path, skipped: list[str]) -> Artifact:
+    status = path.stat()
     if not path.is_dir():
-        status = path.stat()
         return Artifact(name, relative, "file", status.st_size, status.st_mtime)
-    size, files, newest = 0, 0, path.stat().st_mtime
-    for folder, _, names in os.walk(path):  # does not follow links
+    unread: list[str] = []
+    size, files, newest = 0, 0, status.st_mtime
+    for folder, _, names in os.walk(path.resolve(), onerror=lambda error: unread.append(str(error.strerror))):
         for entry in names:
-            status = (Path(folder) / entry).lstat()
+            try:
+                status = Path(folder, entry).lstat()  # of a link itself
+            except FileNotFoundError:  # a trainer removes old checkpoints meanwhile
+                continue
             size, files, newest = size + status.st_size, files + 1, max(newest, status.st_mtime)
+    if unread:
+        skipped.append(f"{name}: {len(unread)} folders in {relative} could not be read: {unread[0]}")
     return Artifact(name, relative, "folder", size, newest, files)

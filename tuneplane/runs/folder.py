@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 import stat
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from tuneplane.kernel.errors import Fault, OperationError, UsageError
+from tuneplane.kernel.errors import Fault, OperationError, raise_faults
 from tuneplane.kernel.runfolder import RunFolder
 
 MAX_EXPERIMENT_IN_ID = 64
@@ -28,58 +30,39 @@ def run_path(storage_root: Path, user: str, experiment: str, run_id: str) -> Pat
 
 
 def check_parents(path: Path, trusted: tuple[int, ...]) -> list[Fault]:
-    """Faults of the existing folders above `path`: one that a stranger owns or may write could be swapped.
+    """Faults of the existing folders and links above `path`: what a stranger owns or may write could be swapped.
 
     trusted: user ids that may own them; root always may. A sticky folder such as /tmp is safe.
     """
-    faults = []
-    resolved = Path(os.path.realpath(path))
-    for folder in [resolved, *resolved.parents]:
-        try:
-            status = folder.stat()
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            faults.append(Fault(f"cannot be looked at: {error.strerror}", str(folder)))
-            continue
-        if not stat.S_ISDIR(status.st_mode):
-            faults.append(Fault("is not a folder", str(folder), "choose another storage root"))
-        elif status.st_uid not in (0, *trusted):
-            faults.append(
-                Fault(
-                    f"belongs to user id {status.st_uid}, who could exchange your runs",
-                    str(folder),
-                    "choose a storage root below folders of your own or root's",
-                )
-            )
-        elif status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-            faults.append(
-                Fault(
-                    "everybody may write there and it has no sticky bit",
-                    str(folder),
-                    f"chmod o-w {folder}, or choose another storage root",
-                )
-            )
+    faults: list[Fault] = []
+    seen: set[Path] = set()
+    _check_chain(path.absolute(), (0, *trusted), faults, seen)
     return faults
 
 
 def make_run_folder(storage_root: Path, user: str, experiment: str, run_id: str, mode: int) -> RunFolder:
-    """Make the run's folder and those above it. Raises OperationError; an existing run is never entered."""
+    """Make the run's folder and those above it, with exact modes; an existing run is never entered.
+
+    Raises UsageError where a stranger could change them, OperationError where the machine refuses. What was
+    begun is then gone.
+    """
     path = run_path(storage_root, user, experiment, run_id)
-    faults = check_parents(path, (os.getuid(),))
-    if faults:
-        raise UsageError(*faults)
+    raise_faults(check_parents(path, (os.getuid(),)))
+    run = RunFolder(path)
+    made: list[Path] = []
     try:
         for folder in reversed(path.parents):
-            if not folder.exists():
-                folder.mkdir(mode=0o755 if folder == storage_root / "runs" else mode, exist_ok=True)
-        path.mkdir(mode=0o700)
-        run = RunFolder(path)
+            # Others look for their own folders in runs/ of a root that a site shares.
+            _make(folder, 0o755 if folder == storage_root / "runs" else mode, made)
+        path.mkdir(mode=0o700)  # exclusive
+        made.append(path)
         for folder in (run.ingest, run.out, run.slurm, run.submissions, run.attempts_folder):
-            folder.mkdir(mode=mode)
-        for folder in (run.ingest, run.out, run.slurm, run.submissions, run.attempts_folder, path):
-            folder.chmod(mode)  # exact, whatever the umask
+            _make(folder, mode, made)
+        # Once more, now that all are there: somebody may have made one of them a moment ago.
+        raise_faults(check_parents(path, (os.getuid(),)))
+        _set_mode(path, mode)
     except OSError as error:
+        _unmake(made)
         raise OperationError(
             Fault(
                 f"run folder not made: {error.strerror}",
@@ -87,4 +70,69 @@ def make_run_folder(storage_root: Path, user: str, experiment: str, run_id: str,
                 "free space there, or set `storage_root` of the cluster profile",
             )
         ) from None
+    except BaseException:
+        _unmake(made)
+        raise
     return run
+
+
+def _make(folder: Path, mode: int, made: list[Path]) -> None:
+    """Make a folder with this very mode, where there is none."""
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return
+    made.append(folder)
+    _set_mode(folder, mode)
+
+
+def _set_mode(folder: Path, mode: int) -> None:
+    """Exact, whatever the umask; a project folder's group is passed on as it does (setgid): quotas count by it."""
+    folder.chmod(mode | folder.stat().st_mode & stat.S_ISGID)
+
+
+def _unmake(made: list[Path]) -> None:
+    for folder in reversed(made):
+        with suppress(OSError):  # somebody else uses it by now
+            folder.rmdir()
+
+
+def _check_chain(path: Path, trusted: tuple[int, ...], faults: list[Fault], seen: set[Path]) -> None:
+    """Look at every part of a path and, where one is a link, at the path that it leads to."""
+    for part in [*reversed(path.parents), path]:
+        if part in seen:
+            continue
+        seen.add(part)
+        try:
+            status = part.lstat()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            faults.append(Fault(f"cannot be looked at: {error.strerror}", str(part)))
+            return
+        fault = _fault_of(part, status, trusted)
+        if fault:
+            faults.append(fault)
+        if stat.S_ISLNK(status.st_mode):
+            _check_chain(part.parent / part.readlink() / path.relative_to(part), trusted, faults, seen)
+            return
+
+
+def _fault_of(path: Path, status: os.stat_result, trusted: tuple[int, ...]) -> Fault | None:
+    if status.st_uid not in trusted:
+        return Fault(
+            f"belongs to user id {status.st_uid}, who could exchange your runs",
+            str(path),
+            "choose a storage root below folders of your own or root's",
+        )
+    if stat.S_ISLNK(status.st_mode):
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        return Fault("is not a folder", str(path), "choose another storage root")
+    if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
+        return Fault(
+            "everybody may write there and it has no sticky bit",
+            str(path),
+            f"chmod o-w {shlex.quote(str(path))}, or choose another storage root",
+        )
+    return None

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-import getpass
-import json
+import hashlib
 import os
+import pwd
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
-from tuneplane.kernel.files import write_json
+from tuneplane.kernel.files import read_json, write_json
 from tuneplane.kernel.runfolder import RUN_ID, RunFolder
-from tuneplane.kernel.submission import read_submissions
+
+SHOWN = 5
+"""How many of the runs that a text could mean are named."""
 
 
 def state_folder() -> Path:
     """`$XDG_STATE_HOME/tuneplane`, else `~/.local/state/tuneplane`; 0700, made when first needed."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not base.startswith("/"):  # a relative one is invalid: XDG Base Directory Specification
+        base = str(Path.home() / ".local/state")
     folder = Path(base) / "tuneplane"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -26,32 +31,45 @@ def state_folder() -> Path:
 
 
 def current_user() -> str:
-    """The name of the user who runs this process."""
-    return getpass.getuser()
+    """The name of the user who runs this process, by its user id: $USER may say another."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def storage_roots() -> list[Path]:
     """Every storage root that this user submitted to, `~/tuneplane` always among them."""
-    try:
-        known = json.loads((state_folder() / "roots.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, OperationError):
-        known = []
-    found = [Path(root) for root in known if isinstance(root, str)]
-    default = Path.home() / "tuneplane"
-    return found if default in found else [*found, default]
+    found = {Path.home() / "tuneplane"}
+    with suppress(OperationError):
+        known = [_read_root(path) for path in (state_folder() / "roots").glob("*.json")]
+        found.update(root for root in known if root is not None)
+    return sorted(found)
 
 
 def remember_root(root: Path) -> None:
-    """Add a storage root to those that `tp job ls` looks into."""
-    known = storage_roots()
-    if root not in known or not (state_folder() / "roots.json").exists():
-        write_json(state_folder() / "roots.json", sorted({str(r) for r in [*known, root]}), 0o600)
+    """Add a storage root to those that `tp job ls` looks into. Raises OSError.
+
+    A file for each, so that two submits at once on two login nodes keep both.
+    """
+    folder = state_folder() / "roots"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.json"
+    if _read_root(path) != root:
+        write_json(path, str(root), 0o600)
 
 
 def iterate_runs(roots: list[Path] | None = None, user: str | None = None) -> Iterator[RunFolder]:
-    """Every run folder of a user, in no order. An unreadable folder is passed over."""
-    for root in roots if roots is not None else storage_roots():
-        base = root / "runs" / (user or current_user())
+    """Every run folder of a user once, in no order. An unreadable folder is passed over."""
+    bases = [
+        root / "runs" / (user or current_user()) for root in (storage_roots() if roots is None else roots)
+    ]
+    seen: set[str] = set()
+    for base in bases:
+        real = os.path.realpath(base)
+        if real in seen:  # two names of one root
+            continue
+        seen.add(real)
         for experiment in _folders(base):
             for path in _folders(experiment):
                 if RUN_ID.fullmatch(path.name):
@@ -59,8 +77,14 @@ def iterate_runs(roots: list[Path] | None = None, user: str | None = None) -> It
 
 
 def started_order(run: RunFolder) -> str:
-    """A key that sorts runs by the time in their ids."""
+    """A key that sorts runs by the time in their ids; it looks at no file."""
     return run.run_id[-20:]
+
+
+def latest(runs: list[RunFolder]) -> RunFolder:
+    """The newest of runs: by the second in its id, then by when its JobSpec was written."""
+    newest = max(started_order(run)[:-5] for run in runs)
+    return max((run for run in runs if started_order(run).startswith(newest)), key=_written_ns)
 
 
 def find_run(text: str, roots: list[Path] | None = None) -> RunFolder:
@@ -76,29 +100,55 @@ def find_run(text: str, roots: list[Path] | None = None) -> RunFolder:
             return run
     of_experiment = [run for run in runs if run.path.parent.name == text]
     if of_experiment:
-        return max(of_experiment, key=started_order)
-    if text.isdigit() or text.startswith("local-") or _is_array_element(text):
-        for run in runs:
-            if (run.submissions / f"{text}.json").exists():
-                return run
+        return latest(of_experiment)
+    of_job = _runs_of_job(runs, text)
+    if len(of_job) == 1:
+        return of_job[0]
+    if of_job:
+        raise _ambiguous(text, of_job)
     starting = [run for run in runs if run.run_id.startswith(text)] if text else []
     if len(starting) == 1:
         return starting[0]
     if starting:
-        names = ", ".join(sorted(run.run_id for run in starting)[:5])
-        more = f" and {len(starting) - 5} more" if len(starting) > 5 else ""
-        raise UsageError(Fault(f"{text!r} could be {names}{more}", "RUN", "give more letters"))
+        raise _ambiguous(text, starting)
     raise UsageError(Fault(f"no run {text!r} of yours", "RUN", "tp job ls lists them"))
 
 
-def job_ids(run: RunFolder) -> list[str]:
-    """Ids of the jobs of a run, oldest first."""
-    return [submission.job_id for submission in read_submissions(run)]
+def _runs_of_job(runs: list[RunFolder], text: str) -> list[RunFolder]:
+    """Runs of a job id: `1234`, `1234_5`, `local-1234`; `1234` is also the array of its elements.
+
+    Slurm gives a number again after its highest, and this machine a pid: then the latest run is meant.
+    """
+    job, _, task = text.removeprefix("local-").partition("_")
+    if not job.isdecimal() or (task and not task.isdecimal()):
+        return []
+    exact = [run for run in runs if (run.submissions / f"{text}.json").exists()]
+    if exact:
+        return [latest(exact)]
+    if task or text.startswith("local-"):
+        return []
+    return [run for run in runs if any(run.submissions.glob(f"{text}_*.json"))]
 
 
-def _is_array_element(text: str) -> bool:
-    job, _, task = text.partition("_")
-    return job.isdigit() and task.isdigit()
+def _ambiguous(text: str, runs: list[RunFolder]) -> UsageError:
+    names = ", ".join(sorted(run.run_id for run in runs)[:SHOWN])
+    more = f" and {len(runs) - SHOWN} more" if len(runs) > SHOWN else ""
+    return UsageError(Fault(f"{text!r} could be {names}{more}", "RUN", "give more letters, or the whole id"))
+
+
+def _written_ns(run: RunFolder) -> int:
+    try:
+        return run.job.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _read_root(path: Path) -> Path | None:
+    try:
+        value = read_json(path)
+    except (OSError, ValueError):
+        return None
+    return Path(value) if isinstance(value, str) and value.startswith("/") else None
 
 
 def _folders(path: Path) -> list[Path]:

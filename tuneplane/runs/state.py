@@ -1,47 +1,41 @@
-"""How a run is: our own records decide, Slurm's word is evidence (design: squeue forgets, sacct may be off).
+"""How a run is: our own records decide, Slurm's word is evidence (squeue forgets, sacct may be off).
 
-One squeue and at most one sacct call for any number of runs.
+`read_states` asks squeue once, and sacct once for what squeue forgot, for any number of runs.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tuneplane.kernel.files import read_json
-from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
-from tuneplane.kernel.submission import Submission, read_submissions
-from tuneplane.launch.slurm_commands import SlurmJob, query_jobs
+from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.kernel.submission import Submission
+from tuneplane.launch import slurm_commands
+from tuneplane.launch.slurm_commands import Answer, SlurmJob, query_accounting, query_queue
+from tuneplane.runs.records import NodeState, Records, batch_words, number, read_records, whole
 
-FINAL = frozenset(
-    {
-        *("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY"),
-        *("BOOT_FAIL", "DEADLINE", "REVOKED", "LOST", "NOT_SUBMITTED"),
-    }
-)
+FINAL = slurm_commands.FINAL | {"LOST", "NOT_SUBMITTED"}
 """States that a run does not leave by itself."""
 
-ENDED_FROM_OUTSIDE = FINAL - {"COMPLETED", "FAILED", "LOST", "NOT_SUBMITTED"}
+FROM_OUTSIDE = slurm_commands.FINAL - {"COMPLETED", "FAILED", "CANCELLED"}
+"""Slurm's states that say what ended a job; our own end record cannot know it."""
 
+WAITING = frozenset(
+    ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+)
+"""Slurm's states of a job that starts, or starts anew: an end record is then of its former start."""
 
-@dataclass(frozen=True)
-class NodeState:
-    """One node of an attempt, as its agent recorded it."""
-
-    rank: int
-    host: str
-    state: str
-    code: int | None
-    reason: str
-    beat_age_s: float | None
+STOPPED = "stopped by tp job stop"
 
 
 @dataclass(frozen=True)
 class RunState:
-    """What is known of a run. `state` is one of Slurm's words, or PREPARED, NOT_SUBMITTED, LOST."""
+    """What is known of a run. `state` is one of Slurm's words, or PREPARED, NOT_SUBMITTED, LOST, UNKNOWN.
+
+    LOST: it left no record of its end, and nothing knows it any more. UNKNOWN: who could know does not answer.
+    nodes: of the start that the state tells of; empty while that start waits.
+    """
 
     run_id: str
     experiment: str
@@ -66,13 +60,30 @@ class RunState:
         return asdict(self)
 
 
-def read_states(runs: Iterable[RunFolder], *, ask_accounting: bool = True) -> list[RunState]:
-    """The states of runs, in their order."""
+@dataclass(frozen=True)
+class Verdict:
+    """The heart of a run's state."""
+
+    state: str
+    code: int | None = None
+    reason: str = ""
+
+
+def read_states(runs: Iterable[RunFolder]) -> list[RunState]:
+    """The states of runs, in their order. Never raises: a folder that cannot be read is told as UNKNOWN."""
     folders = list(runs)
-    submitted = [read_submissions(run) for run in folders]
-    ids = [jobs[-1].job_id for jobs in submitted if jobs and not jobs[-1].is_local]
-    known = query_jobs(ids, ask_accounting=ask_accounting) if ids else {}
-    return [_judge(run, jobs, known) for run, jobs in zip(folders, submitted, strict=True)]
+    records = [read_records(run) for run in folders]
+    known = [r for r in records if isinstance(r, Records)]
+    ids = sorted({job.job_id for r in known for job in r.starts() if not job.is_local})
+    queue = query_queue(ids) if ids else Answer()
+    unsettled = sorted({job_id for r in known for job_id in unsettled_jobs(r, queue)})
+    books = query_accounting(unsettled) if unsettled else Answer()
+    return [
+        judge(r, queue, books)
+        if isinstance(r, Records)
+        else RunState(run.run_id, run.path.parent.name, "UNKNOWN", reason=r, folder=str(run.path))
+        for run, r in zip(folders, records, strict=True)
+    ]
 
 
 def read_state(run: RunFolder) -> RunState:
@@ -80,146 +91,135 @@ def read_state(run: RunFolder) -> RunState:
     return read_states([run])[0]
 
 
-def _judge(run: RunFolder, jobs: list[Submission], known: dict[str, SlurmJob]) -> RunState:
-    attempts = run.attempts()
-    last = attempts[-1] if attempts else None
-    start = _read(last.start) if last else {}
-    end = _read(last.end) if last else {}
-    nodes = read_nodes(last) if last else []
-    job = jobs[-1] if jobs else None
-    # The last job may still wait while the last attempt is an earlier job's.
-    current = bool(job and start.get("job_id") == job.job_id) or not job
-    slurm = known.get(job.job_id) if job else None
-    state, code, reason = _state(run, job, slurm, end if current else {}, nodes if current else [], current)
+def unsettled_jobs(records: Records, queue: Answer) -> list[str]:
+    """Slurm jobs of which sacct may know more than squeue and our own records."""
+    job = present_job(records, queue)
+    if job is None or job.is_local or queue.refused:
+        return []
+    ended = job == records.claimed and bool(records.end)
+    if ended and records.completed():
+        return []
+    known = queue.jobs.get(job.job_id)
+    return [job.job_id] if known is None or (known.state == "FAILED" and not ended) else []
+
+
+def present_job(records: Records, queue: Answer) -> Submission | None:
+    """The job whose state is the run's: the last attempt's while that runs, else the newest."""
+    claimed, starts = records.claimed, records.starts()
+    if claimed is not None and not records.end and _is_active(records, claimed, queue):
+        return claimed
+    return starts[-1] if starts else None
+
+
+def judge(records: Records, queue: Answer, books: Answer) -> RunState:
+    """A run's state, by its records and by what squeue and sacct answered."""
+    run, job = records.run, present_job(records, queue)
+    current = job is not None and job == records.claimed
+    if job is None:
+        verdict = _never_submitted(run)
+    else:
+        refused = "" if job.is_local else queue.refused or books.refused
+        verdict = _verdict(records, job, _evidence(job, queue, books), current, refused)
+    began = current and verdict.state not in WAITING
     return RunState(
         run_id=run.run_id,
         experiment=run.path.parent.name,
-        state=state,
-        code=code,
-        reason=reason,
+        state=verdict.state,
+        code=verdict.code,
+        reason=verdict.reason,
         job_id=job.job_id if job else "",
-        attempt=last.number if last else None,
-        attempts=len(attempts),
-        profile=_profile(run),
-        nodes=nodes,
+        attempt=records.attempts[-1].number if records.attempts else None,
+        attempts=len(records.attempts),
+        profile=records.profile,
+        nodes=records.nodes if began else [],
         submitted_at=job.at if job else None,
-        started_at=start.get("started_at"),
-        ended_at=end.get("ended_at") if current else None,
+        started_at=number(records.start.get("started_at")) if began else None,
+        ended_at=number(records.end.get("ended_at")) if began else None,
         folder=str(run.path),
     )
 
 
-def _state(
-    run: RunFolder,
-    job: Submission | None,
-    slurm: SlurmJob | None,
-    end: dict[str, Any],
-    nodes: list[NodeState],
-    claimed: bool,
-) -> tuple[str, int | None, str]:
-    """State, exit code and reason of a run's last start."""
-    if job is None:
-        if run.submit_error.exists():
-            return "NOT_SUBMITTED", None, run.submit_error.read_text(errors="replace").strip()
-        return "PREPARED", None, "rendered, not submitted"
-    if end:
-        code = int(end.get("code", 1))
-        if slurm and slurm.state in ENDED_FROM_OUTSIDE:
-            return slurm.state, code, _why(end, slurm)
-        if stopped_after(run, job) or (end.get("stop_requested") and not end.get("for_good", True)):
-            return "CANCELLED", code, _why(end, slurm)
-        return ("COMPLETED" if code == 0 else "FAILED"), code, _why(end, slurm)
+def _verdict(
+    records: Records, job: Submission, slurm: SlurmJob | None, current: bool, refused: str
+) -> Verdict:
+    """current: the last attempt is this job's, so that its records tell of this job."""
+    if slurm and slurm.state in WAITING:
+        return Verdict(slurm.state, None, slurm.reason)
+    if current and records.end:
+        return _ended(records, job, slurm)
     if slurm and slurm.state not in FINAL:
-        return slurm.state, None, slurm.reason
-    if job.is_local and job.is_alive_here():
-        return (
-            ("RUNNING" if claimed else "PENDING"),
-            None,
-            "" if claimed else "waits for its share of this machine",
-        )
+        return Verdict(slurm.state, None, slurm.reason)
+    if job.is_alive_here():
+        waits = Verdict("PENDING", None, "waits for its share of this machine")
+        return Verdict("RUNNING") if current else waits
     if slurm:
-        return slurm.state, slurm.code, slurm.reason or _batch_words(run, job)
-    if stopped_after(run, job):
-        return "CANCELLED", None, "stopped by tp job stop"
-    ended = [n for n in nodes if n.code is not None]
-    if nodes and len(ended) == len(nodes):
-        code = next((n.code for n in ended if n.code), 0)
-        return ("COMPLETED" if code == 0 else "FAILED"), code, next((n.reason for n in ended if n.code), "")
-    if any(n.beat_age_s is not None and n.beat_age_s < 60 for n in nodes):
-        return "RUNNING", None, ""
-    words = _batch_words(run, job)
-    return "LOST", None, words or "it left no record of its end, and Slurm does not know it any more"
+        return _ended_without_record(records, job, slurm)
+    if job.job_id in records.stopped:
+        return Verdict("CANCELLED", None, STOPPED)
+    nodes = records.nodes if current else []
+    if nodes and all(n.code is not None for n in nodes):
+        failed = next((n for n in nodes if n.code), None)
+        return Verdict("FAILED", failed.code, failed.reason) if failed else Verdict("COMPLETED", 0)
+    if any(records.is_fresh(n) for n in nodes):
+        return Verdict("RUNNING", None, refused)
+    if job.is_local and not job.is_here and not current:
+        return Verdict("PENDING", None, f"waits on {job.host}, as far as this machine sees")
+    if refused:
+        return Verdict("UNKNOWN", None, refused)
+    lost = "its process is gone" if job.is_local else "Slurm does not know it any more"
+    words = batch_words(records.run, job)
+    return Verdict("LOST", None, words or f"it left no record of its end, and {lost}")
 
 
-def read_nodes(attempt: AttemptFolder) -> list[NodeState]:
-    """Every node's record of an attempt, by rank."""
-    found = []
-    for path in attempt.path.glob("node-*.json"):
-        value = _read(path)
-        if "rank" not in value:
-            continue
-        rank = int(value["rank"])
-        found.append(
-            NodeState(
-                rank=rank,
-                host=str(value.get("host", "")),
-                state=str(value.get("state", "")),
-                code=value.get("code"),
-                reason=str(value.get("reason", "")),
-                beat_age_s=_age(attempt.node_beat(rank)),
-            )
-        )
-    return sorted(found, key=lambda n: n.rank)
-
-
-def stopped_after(run: RunFolder, job: Submission) -> bool:
-    """Whether `tp job stop` was said of this start, not of an earlier one."""
+def _never_submitted(run: RunFolder) -> Verdict:
     try:
-        return run.stopped.stat().st_mtime >= job.at
+        told = run.submit_error.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False
+        return Verdict("PREPARED", None, "rendered, not submitted")
+    return Verdict("NOT_SUBMITTED", None, " ".join(told.split()))
 
 
-def _why(end: dict[str, Any], slurm: SlurmJob | None) -> str:
-    if end.get("first_failing_node") is not None:
-        return f"{end.get('reason')} on {end['first_failing_node']}"
-    if slurm and slurm.state in ENDED_FROM_OUTSIDE:
-        return slurm.reason
-    return ""
+def _ended(records: Records, job: Submission, slurm: SlurmJob | None) -> Verdict:
+    """By our own end record; Slurm's word tells what ended it from outside."""
+    code = whole(records.end.get("code"))
+    if records.completed():
+        return Verdict("COMPLETED", 0)
+    node, reason = records.end.get("first_failing_node"), str(records.end.get("reason") or "")
+    told = f"{reason} on {node}" if node and reason else reason
+    if slurm and slurm.state in FROM_OUTSIDE:
+        return Verdict(slurm.state, code, told or slurm.reason)
+    if records.end.get("for_good"):  # the failure of its own came first
+        return Verdict("FAILED", code, told)
+    if job.job_id in records.stopped:
+        return Verdict("CANCELLED", code, STOPPED)
+    if slurm and slurm.state == "CANCELLED":
+        return Verdict("CANCELLED", code, slurm.reason or told)
+    if not records.end.get("stop_requested"):
+        return Verdict("FAILED", code, told)
+    saved = f"it was asked to save and end, and did: tp job retry {records.run.run_id} starts it again"
+    return Verdict("CANCELLED", code, saved if code == 0 else told or "it was asked to end")
 
 
-def _batch_words(run: RunFolder, job: Submission) -> str:
-    """The last line that the batch script itself left, where it ended before any attempt."""
-    path = run.slurm / ("local.out" if job.is_local else f"{job.job_id}.out")
-    try:
-        with path.open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - 2000))
-            lines = file.read().decode("utf-8", "replace").strip().splitlines()
-    except OSError:
-        return ""
-    told = [line for line in lines if line.startswith("tuneplane: ")]
-    return (told or lines or [""])[-1].removeprefix("tuneplane: ")
+def _ended_without_record(records: Records, job: Submission, slurm: SlurmJob) -> Verdict:
+    """By Slurm's word alone: the script was killed, or ended before it claimed an attempt."""
+    if slurm.state == "CANCELLED" and job.job_id in records.stopped:
+        return Verdict("CANCELLED", slurm.code, STOPPED)
+    code = 0 if slurm.state == "COMPLETED" else slurm.code
+    words = batch_words(records.run, job)
+    first, second = (words, slurm.reason) if slurm.state == "FAILED" else (slurm.reason, words)
+    return Verdict(slurm.state, code, first or second)
 
 
-def _profile(run: RunFolder) -> str:
-    job = _read(run.job)
-    try:
-        return str(job["spec"]["resources"]["profile"])
-    except (KeyError, TypeError):
-        return ""
+def _is_active(records: Records, job: Submission, queue: Answer) -> bool:
+    if job.is_here:
+        return job.is_alive_here()
+    known = queue.jobs.get(job.job_id)
+    if known is not None:
+        return known.state not in FINAL
+    return (job.is_local or bool(queue.refused)) and any(records.is_fresh(n) for n in records.nodes)
 
 
-def _age(path: Path) -> float | None:
-    try:
-        return max(0.0, time.time() - path.stat().st_mtime)
-    except OSError:
-        return None
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        value = read_json(path)
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+def _evidence(job: Submission, queue: Answer, books: Answer) -> SlurmJob | None:
+    """Slurm's word of a job. A state that is not final counts from squeue alone: sacct is told of ends late."""
+    booked = books.jobs.get(job.job_id)
+    return booked if booked is not None and booked.state in FINAL else queue.jobs.get(job.job_id)

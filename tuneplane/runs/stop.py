@@ -7,57 +7,106 @@ import signal
 import time
 from contextlib import suppress
 
+from tuneplane.kernel.errors import Fault, OperationError, TunePlaneError
 from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import Submission, read_submissions
-from tuneplane.launch.slurm_commands import query_jobs, run_slurm
-from tuneplane.runs.state import FINAL, RunState, read_state
+from tuneplane.launch import slurm_commands
+from tuneplane.launch.slurm_commands import query_queue, run_slurm
+from tuneplane.runs.records import stopped_jobs
+from tuneplane.runs.state import RunState, read_state
 
-LOCAL_GRACE_S = 40.0
-"""Longer than the agent's own grace, so that KILL reaches the agent only when it does not answer."""
+AGENT_S = 20.0
+"""How much longer than the trainer's own grace the agent may take, to write how it ended."""
+
+POLL_S = 0.3
 
 
 def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
-    """End every job of a run and wait until it is gone or `wait_s` is over. Raises OperationError.
+    """End every job of a run and wait until it is gone or `wait_s` is over; its state then.
 
-    The secrets file goes with it: what was stopped does not start again by itself.
+    The secrets file goes with it: what was stopped does not start again by itself. A run that was never
+    submitted, or has ended, is left as it is. Raises OperationError where Slurm does not answer, or the run is
+    another machine's.
     """
+    before = read_state(run)
+    if before.is_final or before.state == "PREPARED":
+        return before
     deadline = time.monotonic() + wait_s
-    if read_state(run).is_final:
-        return read_state(run)
-    write_atomic(run.stopped, "tp job stop\n", 0o600)
-    for submission in read_submissions(run):
-        if submission.is_local:
-            _stop_local(submission)
-        else:
-            _stop_slurm(submission, deadline)
+    jobs = read_submissions(run)
+    noted = stopped_jobs(run)
+    _note(run, noted | {job.job_id for job in jobs})
+    try:
+        _stop_slurm([job.job_id for job in jobs if not job.is_local], deadline)
+        for job in jobs:
+            if job.is_local:
+                _stop_local(run, job)
+    except OperationError:
+        _note(run, noted)  # it was not stopped
+        raise
     state = read_state(run)
+    if state.state in ("RUNNING", "PENDING") and state.job_id.startswith("local-"):
+        host = next((job.host for job in jobs if job.job_id == state.job_id), "another machine")
+        _note(run, noted)
+        raise OperationError(
+            Fault(f"{run.run_id} runs on {host}", "RUN", f"say tp job stop {run.run_id} there")
+        )
     if state.is_final:
         run.secrets.unlink(missing_ok=True)
     return state
 
 
-def _stop_slurm(submission: Submission, deadline: float) -> None:
-    known = query_jobs([submission.job_id], ask_accounting=False).get(submission.job_id)
-    if known is None or known.state in FINAL:
-        return
-    run_slurm(["scancel", submission.job_id])
-    while time.monotonic() < deadline:
-        known = query_jobs([submission.job_id], ask_accounting=False).get(submission.job_id)
-        if known is None or known.state in FINAL:
-            return
-        time.sleep(0.3)
+def _note(run: RunFolder, job_ids: frozenset[str]) -> None:
+    if job_ids:
+        write_atomic(run.stopped, "".join(f"{job_id}\n" for job_id in sorted(job_ids)), 0o600)
+    else:
+        run.stopped.unlink(missing_ok=True)
 
 
-def _stop_local(submission: Submission) -> None:
-    if not submission.is_alive_here():
+def _stop_slurm(job_ids: list[str], deadline: float) -> None:
+    active = _active(job_ids)
+    if active:
+        run_slurm(["scancel", *active])
+    while active and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+        active = _active(active)
+
+
+def _active(job_ids: list[str]) -> list[str]:
+    """Which of these jobs Slurm still has. Raises OperationError where it does not answer."""
+    answer = query_queue(job_ids) if job_ids else slurm_commands.Answer()
+    if answer.refused:
+        raise OperationError(Fault(answer.refused, "Slurm", "try again when its controller answers"))
+    return [job.job_id for job in answer.jobs.values() if job.state not in slurm_commands.FINAL]
+
+
+def _stop_local(run: RunFolder, job: Submission) -> None:
+    if not job.is_alive_here():
         return
     with suppress(ProcessLookupError):
-        os.kill(submission.pid, signal.SIGTERM)
-    deadline = time.monotonic() + LOCAL_GRACE_S
-    while submission.is_alive_here():
+        os.kill(job.pid, signal.SIGTERM)
+    deadline = time.monotonic() + _grace_s(run) + AGENT_S
+    while job.is_alive_here():
         if time.monotonic() > deadline:
-            with suppress(ProcessLookupError):
-                os.killpg(submission.pid, signal.SIGKILL)
-            return
+            return _kill_local(run, job)
         time.sleep(0.1)
+
+
+def _kill_local(run: RunFolder, job: Submission) -> None:
+    """The agent does not answer: end it, then whatever it had started."""
+    from tuneplane.node.leftovers import end_leftovers
+
+    with suppress(ProcessLookupError):
+        os.kill(job.pid, signal.SIGKILL)
+    attempts = run.attempts()
+    if attempts:
+        end_leftovers(run.run_id, attempts[-1].number + 1)
+
+
+def _grace_s(run: RunFolder) -> float:
+    from tuneplane.spec import read
+
+    try:
+        return read(run.job).spec.node.stop_grace_s
+    except (OSError, TunePlaneError):
+        return 0.0
