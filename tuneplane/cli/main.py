@@ -84,6 +84,12 @@ def main(arguments: list[str] | None = None) -> None:
         place = f"{error.filename}: " if error.filename else ""
         click.echo(f"tp: {place}{error.strerror or error}", err=True)
         sys.exit(Exit.FAILED)
+    except Exception as error:  # a fault of ours: still one line, and how to see more
+        if debug:
+            raise
+        click.echo(f"tp: this is a fault of TunePlane: {type(error).__name__}: {error}", err=True)
+        click.echo("  → run it again as tp --debug … and report what it prints", err=True)
+        sys.exit(Exit.FAILED)
 
 
 if __name__ == "__main__":
