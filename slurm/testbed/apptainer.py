@@ -45,7 +45,9 @@ def fetch(layout: Layout, lock: dict[str, dict[str, str]]) -> dict[str, Path]:
     if not missing:
         return found
     main = packages.read_sources()[0]
-    apt = packages.Apt(layout.cache / "apt" / "newer", [main.line(lock[name]["suite"]) for name in missing])
+    apt = packages.Apt(
+        layout.cache / "apt" / "newer", [main.line(lock[name]["suite"]) for name in missing], ""
+    )
     apt.run("update")
     for name in missing:
         pin = lock[name]

@@ -11,9 +11,9 @@ import shutil
 from pathlib import Path
 
 import hosts
+import packages
 from layout import ACCOUNT, CONTROLLER, USERS, Layout, TestbedError
 
-import packages
 import slurm
 
 INSTALL_TIMEOUT_S = 120.0

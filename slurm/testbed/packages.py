@@ -31,7 +31,6 @@ WANTED = (
     "mariadb-client-core",
     "iproute2",
     "patchelf",
-    "debootstrap",
     "squashfs-tools",
     "squashfuse",
     "fuse3",
@@ -154,16 +153,21 @@ def base_status(status: str) -> str:
 
 
 class Apt:
-    """apt-get with lists, cache and sources of its own, so that the machine's stay as they are."""
+    """apt-get with lists, cache, sources and status of its own, so that the machine's stay as they are."""
 
-    def __init__(self, folder: Path, lines: list[str]) -> None:
+    def __init__(self, folder: Path, lines: list[str], status: str) -> None:
         self.folder = folder
         self.archives = folder / "cache" / "archives"
         for needed in (folder / "lists" / "partial", self.archives / "partial"):
             needed.mkdir(parents=True, exist_ok=True)
-        status = Path("/var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace")
-        (folder / "status").write_text(base_status(status), encoding="utf-8")
+        (folder / "status").write_text(status, encoding="utf-8")
         (folder / "sources.list").write_text("".join(dict.fromkeys(lines)), encoding="utf-8")
+
+    def download(self, *names: str) -> list[Path]:
+        """Fetch packages and whatever they need beyond the given status; returns the files."""
+        self.run("update")
+        self.run("install", "--download-only", "--no-install-recommends", *names)
+        return sorted(self.archives.glob("*.deb"))
 
     def run(self, *arguments: str, cwd: Path | None = None) -> str:
         """Run apt-get and return what it printed; TestbedError with its last lines where it failed."""
@@ -226,10 +230,9 @@ def read_layers(layout: Layout) -> Path:
     if manifest.exists():
         return root
     shutil.rmtree(manifest.parent, ignore_errors=True)
-    apt = Apt(layout.cache / "apt" / "stable", [source.line() for source in read_sources()])
-    apt.run("update")
-    apt.run("install", "--download-only", "--no-install-recommends", *WANTED)
-    debs = sorted(apt.archives.glob("*.deb"))
+    status = base_status(Path("/var/lib/dpkg/status").read_text(encoding="utf-8", errors="replace"))
+    apt = Apt(layout.cache / "apt" / "stable", [source.line() for source in read_sources()], status)
+    debs = apt.download(*WANTED)
     root.mkdir(parents=True)
     unpack(debs, root)
     manifest.write_text(json.dumps([deb.name for deb in debs], indent=1), encoding="utf-8")
