@@ -7,7 +7,6 @@ Apptainer pull Debian's image; the rest is the same definition. Built images sta
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
 import subprocess
@@ -94,7 +93,8 @@ def write_rootfs(layout: Layout, root: Path, folder: Path) -> None:
         shutil.copy2(folder / "usr/share/base-passwd" / f"{name}.master", folder / "etc" / name)
     for name in ("doc", "man", "locale"):
         shutil.rmtree(folder / "usr/share" / name, ignore_errors=True)
-    script = "ln -s mawk /usr/bin/awk; ln -s which.debianutils /usr/bin/which; ldconfig; python3 -m compileall -q -x /test/ /usr/lib/python3*"
+    script = "ln -s mawk /usr/bin/awk; ln -s which.debianutils /usr/bin/which; ldconfig;"
+    script += " python3 -m compileall -q -x /test/ /usr/lib/python3*"
     run_build(layout, root, ["chroot", str(folder), "/bin/sh", "-e", "-c", script], BUILD_TIMEOUT_S)
 
 
