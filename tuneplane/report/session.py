@@ -47,6 +47,8 @@ class Session:
 
     def start(self, hparams: Any, monitor_hardware: bool, resume_step: Any) -> None:
         """What `init` was told beyond opening: hparams not yet known, where this attempt took up again."""
+        if sys.is_finalizing():
+            return
         if monitor_hardware:
             self.writer.tell_once(
                 "hardware",
@@ -64,6 +66,8 @@ class Session:
 
     def log(self, metrics: Any, step: Any, prefix: Any) -> None:
         """One point of all that can be reduced to numbers."""
+        if sys.is_finalizing():  # past all endings the thread stands still, perhaps with the queue's lock
+            return
         now_s = time.time()
         if not hasattr(metrics, "items"):
             self._drop_point(
@@ -88,6 +92,8 @@ class Session:
 
     def finish(self) -> None:
         """Wait for the queue, at most two seconds, and close the file."""
+        if sys.is_finalizing():
+            return
         if not self.writer.flush(FLUSH_S):
             self._say_left()
         self.writer.close()
@@ -106,7 +112,7 @@ class Session:
 
     def _put(self, body: str) -> None:
         self.writer.put(body)
-        if self._ending and not sys.is_finalizing():
+        if self._ending:
             self.at_end()
 
     def _drop_point(self, why: str) -> None:

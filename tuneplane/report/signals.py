@@ -1,14 +1,22 @@
-"""Signals in threads of ours. Called by the writer's and the stop marker's thread as they begin."""
+"""Signals in threads of ours. Called by the writer's and the stop marker's thread as they begin.
+
+Imported by the caller that starts the thread, never in the thread: nothing is imported there, since a fork in the
+middle of it would leave the child with half of a module for ever.
+"""
 
 from __future__ import annotations
 
+import signal
+
+_OURS = frozenset(
+    (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
+)
+"""Signals that tell of a crash in the very thread."""
+
 
 def block_signals() -> None:
-    """Leave every signal to the program's own threads, except those that tell of a crash in this very thread.
+    """Leave every signal but crashes to the program's own threads.
 
     A program that blocks a signal to wait for it (`sigwait`) would else be killed by it, through us.
     """
-    import signal
-
-    crashes = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - crashes)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _OURS)

@@ -9,15 +9,17 @@ import os
 import time
 from _thread import allocate_lock, start_new_thread
 
-from tuneplane.report.signals import block_signals
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STOP_FILE = "TUNEPLANE_STOP_FILE"
 _LOOK_EVERY_S = 0.5
 """The file system is asked at most this often: hundreds of ranks ask, and a stop leaves tens of seconds."""
 
-_WAIT_S = 0.02
+_WAIT_S = 0.2
 """How long a call waits for the thread's answer: a healthy file system needs microseconds, a loaded machine some
-milliseconds. While an earlier question is still unanswered no call waits at all."""
+milliseconds. Where the mount is dead one call waits this long, and none while its question is still unanswered."""
 
 
 class StopMarker:
@@ -52,14 +54,16 @@ class StopMarker:
         return self.seen
 
     def _start(self) -> None:
+        from tuneplane.report.signals import block_signals
+
         self._asked.acquire(blocking=False)
         try:
-            start_new_thread(self._serve, ())
+            start_new_thread(self._serve, (block_signals,))
             self._started = True
         except RuntimeError:  # no thread to be had: a limit, or the interpreter is ending
             self._started = False
 
-    def _serve(self) -> None:
+    def _serve(self, block_signals: Callable[[], None]) -> None:
         block_signals()
         while not self.seen:
             self._asked.acquire()

@@ -46,14 +46,12 @@ class Writer:
         self._header = header.encode("ascii")
         self._capacity_bytes = capacity_bytes
 
-        # Shared with callers, under the lock. Re-entrant: a signal handler may log while its thread is in `put`.
+        # Shared with callers, under the lock. It is re-entrant: a signal handler may log while its thread is in
+        # `put`. For the same reason the thread numbers the lines: a caller could so count one number twice.
         self._lock = threading.RLock()
         self._queue: list[str] = []
-        self._held_bytes = 0  # queued, or taken and not yet safe in the file
-        self._numbers = 0  # lines numbered so far
-        self._safe_numbers = 0  # of these, lines that are safe in the file
+        self._queue_bytes = 0
         self._dropped = (0, 0)  # points, values
-        self._dropped_safe = (0, 0)  # of these, what the file tells
         self._messages: list[str] = []
         self._told: set[str] = set()
         self._idle = False
@@ -65,12 +63,13 @@ class Writer:
         self._thread: threading.Thread | None = None
 
         # The thread's own.
+        self._numbers = 0  # lines numbered so far
+        self._safe_numbers = 0  # of these, lines that are safe in the file
+        self._taken_bytes = 0  # taken from the queue and not yet safe
+        self._dropped_told = (0, 0)  # what a line tells of the points and values dropped
         self._fd = -1
         self._unwritten = b""
         self._unsynced = b""  # written, but a cache may still lose it; empty on most file systems
-        self._taken_bytes = 0
-        self._taken_numbers = 0
-        self._taken_dropped = (0, 0)
         self._counts_written_at = 0.0
         self._checked_at = 0.0
         self._synced_at = 0.0
@@ -82,14 +81,13 @@ class Writer:
     # What callers use
 
     def put(self, body: str) -> bool:
-        """Number and queue a line; False, and counted as a dropped point, where the queue is full."""
+        """Queue a line, to be numbered; False, and counted as a dropped point, where the queue is full."""
         size = len(body)
         with self._lock:
-            if size > MAX_LINE_BYTES or self._held_bytes + size > self._capacity_bytes:
+            if size > MAX_LINE_BYTES or self._queue_bytes + self._taken_bytes + size > self._capacity_bytes:
                 return self._refuse(size)
-            self._queue.append(numbered(self._numbers, body))
-            self._numbers += 1
-            self._held_bytes += size
+            self._queue.append(body)
+            self._queue_bytes += size
             idle, self._idle = self._idle, False
         if idle or self._thread is None:
             self._wake()
@@ -98,7 +96,7 @@ class Writer:
     def count_dropped(self, points: int = 0, values: int = 0) -> None:
         """Add to the counts that the file will hold."""
         with self._lock:
-            first = self._dropped == self._taken_dropped  # of later ones the thread knows already
+            first = self._dropped == self._dropped_told  # of later ones the thread knows already
             self._dropped = (self._dropped[0] + points, self._dropped[1] + values)
         if first or self._thread is None:
             self._wake()
@@ -116,7 +114,8 @@ class Writer:
         """Wait until all that was put is safe in the file and all messages are said, at most `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
-            target = self._numbers
+            counts = 1 if self._dropped != self._dropped_told else 0  # a line that is still to be made
+            target = self._numbers + len(self._queue) + counts
         self._hurry = True
         self._wake()
         if self._thread is None:  # none to be had, as when the interpreter is ending: write here
@@ -134,7 +133,7 @@ class Writer:
     def unsafe_lines(self) -> int:
         """How many lines are not yet safe in the file."""
         with self._lock:
-            return self._numbers - self._safe_numbers
+            return self._numbers + len(self._queue) - self._safe_numbers
 
     def last_error(self) -> str:
         """Why the file cannot be written just now, in the system's words; empty where no call failed."""
@@ -143,7 +142,7 @@ class Writer:
     # Under the lock
 
     def _refuse(self, size: int) -> bool:
-        self._dropped = (self._dropped[0] + 1, self._dropped[1])
+        self.count_dropped(points=1)
         if size > MAX_LINE_BYTES:
             self.tell_once("size", f"a point of {size} bytes is too long and was dropped; training goes on")
         else:
@@ -155,7 +154,7 @@ class Writer:
 
     def _something_waits(self, target: int) -> bool:
         with self._lock:
-            return self._safe_numbers < target or self._dropped_safe != self._dropped or bool(self._messages)
+            return self._safe_numbers < target or bool(self._messages)
 
     def _wake(self) -> None:
         self._idle = False
@@ -211,7 +210,7 @@ class Writer:
             if self._queue or self._messages or self._hurry:
                 return _LINGER_S
             self._idle = True
-            return _COUNTS_S if self._unsynced or self._dropped != self._dropped_safe else -1
+            return _COUNTS_S if self._unsynced or self._dropped != self._dropped_told else -1
 
     def _back_off(self) -> None:
         """Sleep longer after each failed try, but not while someone waits in `flush`."""
@@ -223,18 +222,20 @@ class Writer:
                 return
 
     def _take(self) -> None:
-        """Move the queue over to the thread, with a line of the dropped counts where these changed."""
+        """Move the queue over to the thread and number it, with a line of the counts where these changed."""
         now = time.monotonic()
         with self._lock:
             self._idle = False
-            changed = self._dropped != self._taken_dropped
-            if changed and (self._hurry or now - self._counts_written_at >= _COUNTS_S):
+            bodies, self._queue = self._queue, []
+            self._taken_bytes += self._queue_bytes
+            self._queue_bytes = 0
+            due = self._hurry or now - self._counts_written_at >= _COUNTS_S
+            if due and self._dropped != self._dropped_told:
                 self._counts_written_at = now
-                self._queue.append(numbered(self._numbers, dropped_body(time.time(), *self._dropped)))
-                self._numbers += 1
-                self._taken_dropped = self._dropped
-            lines, self._queue = self._queue, []
-            self._taken_bytes, self._taken_numbers = self._held_bytes, self._numbers
+                self._dropped_told = self._dropped
+                bodies.append(dropped_body(time.time(), *self._dropped))
+            first, self._numbers = self._numbers, self._numbers + len(bodies)
+        lines = [numbered(first + index, body) for index, body in enumerate(bodies)]
         self._unwritten = "".join(lines).encode("ascii", "backslashreplace")
 
     def _write_all(self) -> bool:
@@ -257,10 +258,8 @@ class Writer:
         self._last_error = None
         if not self._unsynced:
             with self._lock:
-                self._held_bytes -= self._taken_bytes
                 self._taken_bytes = 0
-                self._safe_numbers = self._taken_numbers
-                self._dropped_safe = self._taken_dropped
+                self._safe_numbers = self._numbers
         return True
 
     def _write_some(self) -> None:
