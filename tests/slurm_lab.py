@@ -5,11 +5,12 @@ Used by the tests of the main job; every method is one command line.
 
 from __future__ import annotations
 
+import copy
 import json
 import secrets
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -19,7 +20,15 @@ from testbed_client import Testbed
 
 URL = "https://tracker.example.org/lab"
 
+WAIT_FOR_GO = 'while [ ! -e "$TUNEPLANE_OUT_DIR/go" ]; do sleep 0.05; done'
+"""A line of train.sh that waits for `Run.release`."""
+
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "LOST", "NOT_SUBMITTED"}
+
+
+def unique(name: str) -> str:
+    """A name of an experiment that no other test has: its runs are this test's alone."""
+    return f"{name}-{secrets.token_hex(3)}"
 
 
 @dataclass
@@ -30,16 +39,28 @@ class SlurmLab:
     user: str = "alice"
     folder_name: str = "lab"
     experiment: str = "mlp"
+    env: dict[str, str] = field(default_factory=dict)  # of every command, on top of a fresh login's
+    base: Path = field(init=False)  # the folder around the lab, of this test alone
     root: Path = field(init=False)
 
     def __post_init__(self) -> None:
-        base = self.bed.home(self.user) / f"t-{secrets.token_hex(4)}"
-        self.sh(["mkdir", str(base)], cwd="/")
-        self.root = base / self.folder_name
-        self.sh(["tp", "init", str(self.root)], cwd=str(base))
+        self.base = self.bed.home(self.user) / f"t-{secrets.token_hex(4)}"
+        self.sh(["mkdir", str(self.base)], cwd="/")
+        self.root = self.base / self.folder_name
+        self.sh(["tp", "init", str(self.root)], cwd=str(self.base))
         self.sh(["git", "config", "user.name", self.user])
         self.sh(["git", "config", "user.email", f"{self.user}@example.org"])
         self.sh(["tp", "new", self.experiment, "--method", "custom/custom"])
+
+    def copied(self, folder_name: str = "lab") -> SlurmLab:
+        """A lab like this one, git and all, in a fresh folder."""
+        other = copy.copy(self)
+        other.env = dict(self.env)
+        other.base = self.bed.home(self.user) / f"t-{secrets.token_hex(4)}"
+        other.root = other.base / folder_name
+        self.sh(["mkdir", str(other.base)], cwd="/")
+        self.sh(["cp", "-a", str(self.root), str(other.root)], cwd="/")
+        return other
 
     def sh(
         self,
@@ -53,15 +74,52 @@ class SlurmLab:
     ) -> CompletedProcess[str]:
         """A command of the user on the login host, in the lab where no other folder is said."""
         where = cwd if cwd is not None else str(self.root)
+        values = {**self.env, **(env or {})}
         return self.bed.exec(
-            argv, user=self.user, cwd=where, env=env, check=check, timeout=timeout, input=input
+            argv, user=self.user, cwd=where, env=values, check=check, timeout=timeout, input=input
         )
+
+    def tp(self, *words: str | Path, code: int = 0, env: Mapping[str, str] | None = None) -> str:
+        """`tp …`, which must leave with `code`: what it printed on standard error, then on standard output."""
+        done = self.sh(["tp", *words], env=env, check=False)
+        said = done.stderr + done.stdout
+        assert done.returncode == code, f"tp {shlex.join(map(str, words))}: {done.returncode}\n{said}"
+        assert "Traceback" not in said, said
+        return said
+
+    def refused(
+        self, *words: str | Path, code: int = 2, env: Mapping[str, str] | None = None, faults: int = 1
+    ) -> str:
+        """`tp …`, which must refuse with so many messages and leave no run behind: what it said."""
+        before = self.run_folders()
+        said = self.tp(*words, code=code, env=env)
+        assert len([line for line in said.splitlines() if line.startswith("tp: ")]) == faults, said
+        assert self.run_folders() == before
+        return said
+
+    def run_folders(self, root: Path | None = None) -> list[str]:
+        """Whatever there is of runs of this lab's experiments, half-made ones too."""
+        runs = (root or self.bed.home(self.user) / "tuneplane") / "runs" / self.user
+        names = self.sh(["ls", "experiments"]).stdout.split()
+        return self.sh(["find", *(str(runs / name) for name in names)], check=False).stdout.splitlines()
+
+    def own_site(self) -> Path:
+        """A copy of the site's configuration that is this lab's alone; every command uses it from here on."""
+        folder = self.base / "site-config"
+        self.sh(["cp", "-r", str(self.bed.config), str(folder)], cwd="/")
+        self.env["TUNEPLANE_CONFIG_DIR"] = str(folder)
+        return folder
+
+    def own_user_config(self, path: str, text: str) -> None:
+        """A file of the user's configuration folder, which is this lab's alone from here on."""
+        self.env["XDG_CONFIG_HOME"] = str(self.base / "user-config")
+        self.write(str(self.base / "user-config" / "tuneplane" / path), text)
 
     def write(self, path: str, text: str) -> None:
         """A file of the lab, or one of the user's by absolute path."""
         target = path if path.startswith("/") else str(self.root / path)
-        self.sh(["mkdir", "-p", str(Path(target).parent)])
-        self.sh(["sh", "-c", 'cat >"$1"', "sh", target], input=text)
+        script = 'mkdir -p "$(dirname -- "$1")" && cat >"$1"'
+        self.sh(["sh", "-c", script, "sh", target], input=text)
 
     def train_sh(self, text: str, *, keep_head: bool = True) -> None:
         """The experiment's train.sh: its scaffold's head, then `text` in place of its end."""
@@ -73,8 +131,7 @@ class SlurmLab:
         self.write(path, f"{head}\n{text}\n")
 
     def commit(self) -> None:
-        self.sh(["git", "add", "-A"])
-        self.sh(["git", "commit", "-qm", "change"])
+        self.sh(["sh", "-c", "git add -A && git commit -qm change"])
 
     def flags(self, profile: str, image: Path | None = None) -> list[str]:
         """What every submit of a custom experiment says."""
@@ -87,8 +144,11 @@ class SlurmLab:
         self, profile: str, *more: str, image: Path | None = None, env: Mapping[str, str] | None = None
     ) -> Run:
         """`tp submit`; the run it made."""
-        words = ["tp", "submit", self.experiment, *self.flags(profile, image), *more, "--json"]
-        said = json.loads(self.sh(words, env=env).stdout)
+        return self.submit_words(*self.flags(profile, image), *more, env=env)
+
+    def submit_words(self, *words: str, env: Mapping[str, str] | None = None) -> Run:
+        """`tp submit` with these flags alone; the run it made."""
+        said = json.loads(self.sh(["tp", "submit", self.experiment, *words, "--json"], env=env).stdout)
         return Run(self, said["run_id"], Path(said["folder"]), said["job_id"], said["notices"])
 
     def render(self, profile: str, *more: str, image: Path | None = None) -> Run:
@@ -114,6 +174,23 @@ class Run:
 
     def tp(self, command: str, *more: str, check: bool = True) -> CompletedProcess[str]:
         return self.lab.sh(["tp", "job", command, self.run_id, *more], check=check)
+
+    def release(self, name: str = "go") -> None:
+        """Let a train.sh that waits by `WAIT_FOR_GO` go on."""
+        self.lab.sh(["touch", str(self.folder / "out" / name)])
+
+    def wait_for(self, wanted: Callable[[], Any], what: str, timeout_s: float = 60) -> Any:
+        """The first true answer of `wanted`. Fails with what is known of the run."""
+        deadline = time.monotonic() + timeout_s
+        while not (answer := wanted()):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{what}\n{self.status()}\n{self.log()}\n{self.slurm_output()}")
+            time.sleep(0.2)
+        return answer
+
+    def sbatch(self, env: Mapping[str, str] | None = None) -> str:
+        """`sbatch` of the run's script by hand; the job's id."""
+        return self.lab.sh(["sbatch", "--parsable", str(self.folder / "job.sbatch")], env=env).stdout.strip()
 
     def wait(self, *states: str, timeout_s: float = 90) -> dict[str, Any]:
         """Wait for one of `states` (for any end where none is said). Fails with what is known of the run."""

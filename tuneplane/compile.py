@@ -173,7 +173,8 @@ def compile_request(
         _check_observability(found, recipe, request)
     if composed is None:
         capsule = _packed(found, lab, request, None)
-        found.unchecked.append("the cluster, its caps and the image: --profile was not given")
+        why = "was not given" if request.profile is None else "could not be composed"
+        found.unchecked.append(f"the cluster, its caps and the image: --profile {why}")
         return None, found
     site, cluster = composed.config.site, composed.config.cluster
     capsule = _packed(found, lab, request, site)
@@ -268,6 +269,8 @@ def _composed(found: Findings, lab: Lab, request: Request, environ: Mapping[str,
     if request.mounts:
         flags["cluster.mounts"] = ("--mount", list(request.mounts))
     composed = found.attempt(compose, asked.name, lab_root=lab.root, flags=flags, environ=environ)
+    if composed is None and flags:  # what else is wrong is found without them; the faults stay
+        composed = Findings().attempt(compose, asked.name, lab_root=lab.root, flags={}, environ=environ)
     if composed is not None:
         found.notices += composed.notices
     return composed

@@ -1,0 +1,80 @@
+"""A recipe of the site that reports to the platform: refused flags, the reporting module, live points."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+from slurm_lab import URL, SlurmLab, unique
+from testbed_client import Testbed
+
+pytestmark = [pytest.mark.testbed, pytest.mark.timeout(120)]
+
+MANIFEST = """\
+schema: tuneplane/recipe/v1
+id: test/platform
+version: 1.0.0
+title: {en: Your own script with platform reporting, zh: 自己的脚本，由平台收集指标}
+adapter: custom
+entrypoint: {kind: experiment, value: train.sh}
+scaffold: custom/custom
+free_parameters: true
+observability: platform
+runtime: {default_version: user-managed}
+"""
+
+TRAINER = """
+python3 - <<'END'
+import os, time
+from pathlib import Path
+import tuneplane
+from tuneplane.report import log
+log({"train": {"loss": 0.75}}, step=3)
+print("LOGGED", time.time())
+print("FROM", tuneplane.__file__)
+while not Path(os.environ["TUNEPLANE_OUT_DIR"], "go").exists():
+    time.sleep(0.05)
+END
+"""
+
+
+@pytest.fixture
+def lab(testbed: Testbed) -> SlurmLab:
+    """A lab at a site that publishes the recipe, with an experiment of it."""
+    lab = SlurmLab(testbed, experiment=unique("unused"))
+    site = lab.own_site()
+    lab.write(str(site / "recipe" / "test" / "platform.yaml"), MANIFEST)
+    lab.experiment = unique("platform")
+    lab.tp("new", lab.experiment, "--method", "test/platform")
+    lab.train_sh(TRAINER)
+    lab.commit()
+    return lab
+
+
+@pytest.mark.contract("C24")
+def test_a_platform_recipe_refuses_the_address_of_another_tracker(lab: SlurmLab) -> None:
+    flags = ["--profile", "h200:1", "--image", str(lab.bed.image)]
+    for url in (URL, ""):
+        said = lab.refused("submit", lab.experiment, *flags, "--observability-url", url)
+        assert "--observability-url is refused" in said
+    assert "nothing to fault" in lab.tp("validate", lab.experiment, *flags)
+
+
+@pytest.mark.contract("C24", "C21")
+def test_points_of_an_image_without_the_wheel_are_seen_while_the_job_runs(lab: SlurmLab) -> None:
+    run = lab.submit_words("--profile", "h200:1", "--image", str(lab.bed.image))
+
+    def points() -> dict[str, float]:
+        said = json.loads(run.tp("metrics", "--json").stdout)
+        return {metric["name"]: metric["last"] for metric in said["metrics"]}
+
+    found = run.wait_for(points, "no points")
+    seen_at = time.time()
+    assert found == {"train/loss": 0.75}
+    assert run.status()["state"] == "RUNNING"
+    printed = dict(line.split(" ", 1) for line in run.log().splitlines() if line[:3] in ("LOG", "FRO"))
+    assert seen_at - float(printed["LOGGED"]) < 5
+    assert "/.tuneplane/kernel/tuneplane/" in printed["FROM"]
+    run.release()
+    run.wait("COMPLETED")
