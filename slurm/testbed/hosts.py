@@ -156,8 +156,9 @@ def write_spec(layout: Layout, name: str, packages: Path) -> Path:
         binds = [
             [str(layout.slurm), "/etc/slurm"],
             [str(layout.config), "/etc/tuneplane"],
-            [str(layout.devices / "fuse"), "/dev/fuse"],
         ]
+        if Path("/dev/fuse").exists():
+            binds.append([str(layout.devices / "fuse"), "/dev/fuse"])
         spec["binds"] = [*binds, *spec["binds"]]  # type: ignore[misc]
     path = folder / "spec.json"
     path.write_text(json.dumps(spec, indent=1), encoding="utf-8")
