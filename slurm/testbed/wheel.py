@@ -84,6 +84,7 @@ def read_requirements(wheel: Path) -> list[str]:
 def install_tp(layout: Layout, checkout: Path = CHECKOUT) -> Path:
     """Make ``tp`` of the checkout runnable for the users and return its path."""
     write_site_config(layout)
+    make_data_folders(layout)
     digest = digest_of(checkout)
     marker = layout.venv / "tuneplane.sha256"
     program = layout.venv / "bin" / "tp"
@@ -121,6 +122,15 @@ def install_tp(layout: Layout, checkout: Path = CHECKOUT) -> Path:
         pip(layout.venv, "install", "--no-index", "--no-deps", "--force-reinstall", str(wheel))
     marker.write_text(digest)
     return program
+
+
+def make_data_folders(layout: Layout) -> None:
+    """The folders that the site's configuration gives to every job: HF_HOME and a data set's."""
+    for name, mode in (("huggingface", 0o1777), ("text", 0o755)):
+        folder = layout.shared / "data" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.parent.chmod(0o755)
+        folder.chmod(mode)
 
 
 def write_site_config(layout: Layout) -> None:
