@@ -20,7 +20,11 @@ from doc_pages import ANY, ROOT, Block, agrees, anchors, headings, links, pages,
 from tuneplane.cli.main import cli
 from tuneplane.kernel.env import VARIABLES
 
-RUN_HERE = ("README.md", "docs/users.md", "docs/first-run.md")
+RUN_HERE = (
+    "README.md",
+    pytest.param("docs/users.md", marks=pytest.mark.contract("C47")),  # every command, without Slurm
+    "docs/first-run.md",
+)
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 NEEDS = ("install", "slurm", "root")
 """What a block may say that it needs; then it does not run here."""
@@ -117,6 +121,24 @@ def test_the_commands_of_a_page_run_and_print_what_it_shows(
         printed = (results / f"{number}.out").read_text(encoding="utf-8")
         assert int((results / f"{number}.rc").read_text()) == code, f"{where}:\n{printed}"
         assert agrees(shown, printed), f"{where} shows\n" + "\n".join(shown) + f"\nand it printed\n{printed}"
+
+
+@pytest.mark.contract("C14")
+def test_a_run_s_stdout_and_stderr_are_in_its_log_and_nothing_is_read_out_of_them(
+    shell: dict[str, str], tmp_path: Path
+) -> None:
+    script = """
+        tp init lab && cd lab && tp new talk --method custom/custom
+        printf 'echo "step 1 loss=0.25"\\necho "loss=0.5" >&2\\n' > experiments/talk/train.sh
+        git add -A && git commit -q -m talk
+        tp submit talk --profile local --observability-url https://tracker.example.org --follow
+    """
+    run = {"cwd": tmp_path, "env": shell, "capture_output": True, "text": True, "timeout": 60}
+    subprocess.run(["bash", "-ec", script], check=True, **run)
+    logs = subprocess.run(["tp", "job", "logs", "talk"], check=True, **run)
+    assert logs.stdout.splitlines()[1:] == ["step 1 loss=0.25", "loss=0.5"]
+    metrics = subprocess.run(["tp", "job", "metrics", "talk", "--json"], check=True, **run)
+    assert json.loads(metrics.stdout)["metrics"] == []
 
 
 def tp_commands(text: str) -> list[list[str]]:
