@@ -29,9 +29,9 @@ from tuneplane.launch.slurm_commands import estimate_start, submit_script
 from tuneplane.node.environment import render_secrets
 from tuneplane.recipes.catalog import Catalog
 from tuneplane.runs.folder import make_run_folder, new_run_id, run_path
-from tuneplane.runs.index import current_user, remember_root
+from tuneplane.runs.index import current_user, remember_root, state_folder
 from tuneplane.runs.state import read_state
-from tuneplane.runs.token import run_token, token_digest
+from tuneplane.runs.token import known_token, run_token, token_digest
 from tuneplane.spec import JobSpec, dump, read
 
 SHORTEST_SECRET = 8
@@ -59,7 +59,11 @@ def check(
     draft, found = compile_request(lab, catalog, request, environ, cache, progress)
     found.raise_all()
     if draft is None:
-        raise UsageError(*(Fault(told, "", "give that flag") for told in found.unchecked))
+        raise UsageError(
+            Fault(
+                "a submit needs a cluster profile", "--profile", "say NAME[:TOTAL_GPUS], like local or h200:8"
+            )
+        )
     _refuse_secrets_in(draft, environ)
     return draft, found
 
@@ -165,7 +169,13 @@ def write_secrets(run: RunFolder, job: JobSpec, environ: Mapping[str, str]) -> N
     """`secrets.env`, 0600: the site's secrets from this shell, and the run's token."""
     secrets = {name: environ[name] for name in job.spec.node.secrets}
     if job.spec.reporting.enabled:
-        secrets[env.TOKEN] = run_token(job.metadata.run_id)
+        token = known_token(job.metadata.run_id, job.spec.reporting.token_sha256)
+        if token is None:
+            what = f"your key is not the one that {job.metadata.run_id} was submitted with"
+            raise UsageError(
+                Fault(what, str(state_folder() / "key"), "put it back, or submit the experiment anew")
+            )
+        secrets[env.TOKEN] = token
     if secrets:
         write_atomic(run.secrets, render_secrets(secrets), 0o600)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 
 import click
 
@@ -70,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except TunePlaneError as error:
         if debug:
-            raise
+            traceback.print_exc()
         for fault in error.faults:
             click.echo(f"tp: {fault}", err=True)
         sys.exit(int(error.exit_code))
@@ -80,13 +81,13 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(Exit.DONE)
     except OSError as error:
         if debug:
-            raise
+            traceback.print_exc()
         place = f"{error.filename}: " if error.filename else ""
         click.echo(f"tp: {place}{error.strerror or error}", err=True)
         sys.exit(Exit.FAILED)
     except Exception as error:  # a fault of ours: still one line, and how to see more
         if debug:
-            raise
+            traceback.print_exc()
         click.echo(f"tp: this is a fault of TunePlane: {type(error).__name__}: {error}", err=True)
         click.echo("  → run it again as tp --debug … and report what it prints", err=True)
         sys.exit(Exit.FAILED)
