@@ -10,7 +10,8 @@ import json
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -24,6 +25,17 @@ WAIT_FOR_GO = 'while [ ! -e "$TUNEPLANE_OUT_DIR/go" ]; do sleep 0.05; done'
 """A line of train.sh that waits for `Run.release`."""
 
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "LOST", "NOT_SUBMITTED"}
+
+
+@contextmanager
+def login_profile(bed: Testbed, user: str, text: str) -> Iterator[None]:
+    """`~/.profile` of a user, which Slurm reads for jobs with `--export=NONE`; gone afterwards."""
+    path = str(bed.home(user) / ".profile")
+    bed.exec(["sh", "-c", 'cat >"$1"', "sh", path], user=user, input=text)
+    try:
+        yield
+    finally:
+        bed.exec(["rm", "-f", path], user=user)
 
 
 def unique(name: str) -> str:

@@ -134,7 +134,9 @@ def _value(root: Any, key: Key, statement: Statement, faults: list[Fault]) -> An
         if OmegaConf.is_config(value):
             value = OmegaConf.to_container(value, resolve=True)
     except (OmegaConfBaseException, RecursionError) as error:
-        faults.append(_fault(statement, error))
+        fault = _fault(statement, error)
+        if not any(_same_secret(fault, told) for told in faults):
+            faults.append(fault)
         return _NOT_GIVEN
     try:
         return from_value(value, kind)
@@ -158,6 +160,12 @@ def _fault(statement: Statement, error: BaseException) -> Fault:
 
 def _secret_fault(name: str, key: str, where: str) -> Fault:
     return Fault(f"{key} interpolates {name}, whose name says that it is a secret", where, SECRET_REMEDY)
+
+
+def _same_secret(fault: Fault, told: Fault) -> bool:
+    """Whether both say of one place that it asks for one secret; the file's own keys are shorter."""
+    both = (fault.where, fault.remedy) == (told.where, told.remedy) and told.remedy == SECRET_REMEDY
+    return both and fault.what.partition(" ")[2] == told.what.partition(" ")[2]
 
 
 def _literal(value: Any) -> Any:
