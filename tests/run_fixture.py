@@ -10,15 +10,17 @@ import dataclasses
 import json
 import os
 import pwd
+import secrets as secrets_of_python
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
 from git_lab import GitLab
 
 from tuneplane import __version__
@@ -328,7 +330,8 @@ def make_run(
     lab.commit()
     scratch = where / "scratch"
     scratch.mkdir(exist_ok=True)
-    run_id = f"ring-20261129-120000-{number:04d}"
+    # Of its own: processes are known by it, and tests run side by side.
+    run_id = f"ring-20261129-120000-{secrets_of_python.token_hex(2)}"
     run = make_run_folder(where / "storage", USER, "ring", run_id, mode)
     job = job_spec(run.path, run_id, scratch=scratch, secrets=sorted(secrets or {}), **spec)
     info = build_capsule(lab.root, run.capsule)
@@ -345,3 +348,42 @@ def make_run(
     script = local_script(job) if job.spec.slurm is None else SlurmLauncher(job).render()
     write_atomic(run.script, script, 0o444)
     return Run(run, job, where / "bin")
+
+
+@contextmanager
+def runs_below(where: Path) -> Iterator[Callable[..., Run]]:
+    """`make_run` for one test: any number of runs below `where`, nothing of which outlives it."""
+    made: list[Run] = []
+
+    def make(train: str, **more: Any) -> Run:
+        made.append(make_run(where, train, number=len(made), **more))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for run in made:
+            run.kill_all()
+
+
+@contextmanager
+def small_file_system(image: Path, place: Path, size_bytes: int) -> Iterator[None]:
+    """A file system of its own at `place`, to be filled or frozen. Skips where none can be mounted."""
+    place.mkdir(parents=True, exist_ok=True)
+    with image.open("wb") as file:
+        file.truncate(size_bytes)
+    made = subprocess.run(["mkfs.ext4", "-q", "-F", str(image)], capture_output=True, text=True, check=False)
+    if made.returncode == 0:
+        made = subprocess.run(
+            ["mount", "-o", "loop", image, place], capture_output=True, text=True, check=False
+        )
+    if made.returncode != 0:
+        reason = f"no file system can be mounted here: {made.stderr}"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "-u", place], capture_output=True, check=False)
+        wait_until(lambda: subprocess.run(["umount", place], check=False).returncode == 0, "unmounted")

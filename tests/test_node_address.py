@@ -1,4 +1,4 @@
-"""Node 0's address and port as the other nodes need them, in networks made for the test: real names, real sockets."""
+"""Node 0's address and port as the other nodes need them: real names and sockets in networks of their own."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import tuneplane
 from hypothesis import given
 from hypothesis import strategies as st
 from run_fixture import PYTHON
 
+import tuneplane
 from tuneplane.kernel.errors import OperationError
 from tuneplane.node.address import (
     FEWEST_PORTS,

@@ -1,4 +1,4 @@
-"""What a node counts as its own, from Slurm's variables as Slurm writes them, and what it tells of a difference."""
+"""What a node counts as its own, from Slurm's variables as Slurm writes them, and which difference it tells."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_was_given_differently_is_told_one_sentence_a_thing() -> None:
     }
     job = spec()
     assert differences(job, read_allocation(job, given, "n1")) == [
-        "the job has 1 nodes, the run was submitted for 2",
+        "the job has 1 node, the run was submitted for 2",
         "the job runs in partition debug, the run was submitted to gpu"
         " (SBATCH_PARTITION in the environment, or an option, overrides the script)",
         "this node gives 4 GPUs, the run was submitted for 8 per node",

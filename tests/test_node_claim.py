@@ -190,7 +190,7 @@ def test_a_storage_whose_clock_is_far_off_deceives_nobody(run: Run, tmp_path: Pa
     silence(run, 0.1)
     # The host's clock goes wrong instead of the storage's: time.time() as the kernel sees it is moved.
     script = (
-        "import sys, time, os; sys.path.insert(0, sys.argv[1]); real = time.time; time.time = lambda: real() + 1e8;"
+        "import sys, time; sys.path.insert(0, sys.argv[1]); real = time.time; time.time = lambda: real() + 1e8;"
         "sys.argv = sys.argv[1:]; from tuneplane.node.main import main; sys.exit(main())"
     )
     done = subprocess.run(
@@ -386,7 +386,7 @@ def test_a_claim_tells_what_slurm_gave_instead(tmp_path: Path) -> None:
     done = run.claim(SLURM_JOB_PARTITION="debug")
     assert done.returncode == 0
     assert done.stderr.splitlines() == [
-        "tuneplane: warning: the job has 1 nodes, the run was submitted for 2",
+        "tuneplane: warning: the job has 1 node, the run was submitted for 2",
         "tuneplane: warning: the job runs in partition debug, the run was submitted to gpu"
         " (SBATCH_PARTITION in the environment, or an option, overrides the script)",
     ]
@@ -396,7 +396,7 @@ def test_nodes_whose_names_nobody_knows_are_no_single_node(run: Run) -> None:
     """scontrol failed: a loopback address would give two silent worlds of one node each."""
     done = run.call("claim", str(run.path), environment=run.environment(nodes=2))
     assert refusal(done) == (
-        "tuneplane: SLURM_JOB_NODELIST: the job has 2 nodes, and the names of 0 are known"
+        "tuneplane: SLURM_JOB_NODELIST: the job has 2 nodes, and only 0 of their names are known"
         " → `scontrol show hostnames` must work on the nodes: set `path` of the cluster profile"
     )
 

@@ -88,10 +88,8 @@ def differences(job: JobSpec, given: Allocation) -> list[str]:
     asked = job.spec.resources
     told = place_differences(job, given.nodes, given.partition)
     if given.gpus != asked.gpus_per_node:
-        unit = "GPUs" if asked.device == "gpu" else "processes"
-        told.append(
-            f"this node gives {given.gpus} {unit}, the run was submitted for {asked.gpus_per_node} per node"
-        )
+        gives = _count(given.gpus, "GPU" if asked.device == "gpu" else "process")
+        told.append(f"this node gives {gives}, the run was submitted for {asked.gpus_per_node} per node")
     return told
 
 
@@ -100,10 +98,14 @@ def place_differences(job: JobSpec, nodes: int, partition: str) -> list[str]:
     told = []
     asked, slurm = job.spec.resources, job.spec.slurm
     if nodes != asked.nodes:
-        told.append(f"the job has {nodes} nodes, the run was submitted for {asked.nodes}")
+        told.append(f"the job has {_count(nodes, 'node')}, the run was submitted for {asked.nodes}")
     if slurm and slurm.partition and partition and partition not in slurm.partition.split(","):
         told.append(
             f"the job runs in partition {partition}, the run was submitted to {slurm.partition}"
             " (SBATCH_PARTITION in the environment, or an option, overrides the script)"
         )
     return told
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}{'es' if unit.endswith('s') else 's'}"

@@ -53,7 +53,7 @@ def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, 
     if nodes > len(hosts):
         raise OperationError(
             Fault(
-                f"the job has {nodes} nodes, and the names of {len(hosts)} are known",
+                f"the job has {nodes} nodes, and only {len(hosts)} of their names are known",
                 "SLURM_JOB_NODELIST",
                 "`scontrol show hostnames` must work on the nodes: set `path` of the cluster profile",
             )

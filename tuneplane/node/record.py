@@ -63,7 +63,8 @@ class NodeRecord:
         self.change(state="ended", code=code, reason=reason, told_to_stop=told, ended_at=at)
         self._ending = True
         self._news.set()
-        return self._done.wait(TOLD_END_S if told else END_S)
+        self._done.wait(TOLD_END_S if told else END_S)
+        return self._written == self._version
 
     def _run(self) -> None:
         beat_at = time.monotonic()
@@ -91,11 +92,13 @@ class NodeRecord:
             try:
                 write_json(self._record, values)
                 self._written = version
-            except OSError:
+            except OSError as error:
                 if self._ending and self._write_in_place(values):
                     self._written = version
                 else:
                     settled = False
+                    if self._ending and isinstance(error, FileNotFoundError):  # the whole folder is gone
+                        self._done.set()
         if self._save:
             try:
                 self._marker.touch()
