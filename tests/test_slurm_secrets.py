@@ -189,11 +189,14 @@ def test_a_secret_that_the_trainer_prints_is_masked_in_what_is_shown(testbed: Te
     lab = SlurmLab(testbed, user=USER, experiment=unique("printed"))
     lab.train_sh(f'echo "mine: $HF_TOKEN, the run\'s: $TUNEPLANE_JOB_TOKEN."\n{WAIT_FOR_GO}')
     lab.commit()
-    run = lab.submit("h200-bare:1", env={"HF_TOKEN": "hf_printed_by_the_trainer"})
+    env = {"HF_TOKEN": "hf_printed_by_the_trainer"}
+    run = lab.submit("h200-bare:1", env=env)
     run.wait_for(lambda: "mine" in run.log(), "nothing was printed")
     assert "mine: •••, the run's: •••." in run.log()
     run.release()
     run.wait("COMPLETED")
+    after = lab.sh(["tp", "job", "logs", run.run_id], env=env).stdout
+    assert "mine: •••, the run's: •••." in after
 
 
 @pytest.mark.contract("C11")
