@@ -11,7 +11,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed"; exit 1; }
 	@$(PYTHON) -m venv .venv || { echo "python3-venv is needed: apt-get install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -e '.[dev]'
 	@touch $@
 
 # The main job on this machine: a lab, an experiment, a run, its curve and its artifacts.

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# The first run, as docs/first-run.md tells it: demo.sh PROFILE [--image FILE]. Works in $DEMO_DIR (.demo here).
+# The first run, as docs/first-run.md tells it: demo.sh PROFILE [--image FILE].
+# Works in a new folder: $DEMO_DIR where set, else below the temporary folder.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 profile=${1:?which profile: local:2, h200:16}
 shift
-folder=${DEMO_DIR:-$PWD/.demo}
-rm -rf -- "$folder"
+folder=${DEMO_DIR:-$(mktemp -d "${TMPDIR:-/tmp}/tuneplane-demo.XXXXXX")}
 mkdir -p -- "$folder"
 cd -- "$folder"
+echo "the demo's lab is made in $folder"
 
 say() { printf '\n\033[1m$ %s\033[0m\n' "$*"; "$@"; }
 
