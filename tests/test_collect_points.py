@@ -323,19 +323,20 @@ def test_a_file_that_shrank_or_was_replaced_is_read_from_its_start(run: Path, ho
 
 def test_a_line_longer_than_any_is_skipped_in_little_memory(run: Path) -> None:
     path = write(run, header(), point(0))
-    with path.open("ab") as file:
+    with path.open("r+b") as file:
+        file.seek(0, os.SEEK_END)
         for _ in range(100):
             file.write(b"x" * (1 << 20))
         file.write(b"\n" + point(1).encode())
-        file.seek(1 << 40, os.SEEK_CUR)  # a hole of a terabyte that no disk holds
+        file.seek(1 << 38, os.SEEK_CUR)  # a hole that no disk holds
         file.write(b"\n" + point(2).encode())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.monotonic()
+    start = time.process_time()
     reader = collector(run)
     reader.refresh()
     assert steps(reader.metrics()) == [0, 1, 2]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10, "kB"
-    assert time.monotonic() - start < 60
+    assert time.process_time() - start < 5
 
 
 def test_a_line_just_below_the_bound_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -222,7 +222,8 @@ def test_outside_a_job_every_call_does_nothing_and_costs_next_to_nothing(
             log(metrics, step=step)
         print((time.process_time() - start) / 100_000 * 1e6)
         new = {name for name in set(sys.modules) - before if name.startswith("tuneplane.")}
-        assert new == {"tuneplane.report", "tuneplane.report.ingest", "tuneplane.report.stop"}, new
+        assert new == {"tuneplane.report", "tuneplane.report.forks", "tuneplane.report.ingest",
+                       "tuneplane.report.stop"}, new
         assert "threading" not in sys.modules and "json" not in sys.modules
         """,
         **outside,

@@ -54,6 +54,7 @@ def test_a_full_disk_loses_nothing_that_fits_in_memory(job: ReportJob, tmp_path:
     assert metrics.gaps == 0 and metrics.torn_lines <= 1, "the line that was cut short comes again, whole"
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C16")
 def test_a_disk_that_stays_full_is_told_once_and_the_trainer_ends_well(job: ReportJob) -> None:
     done = job.run_with_mounts(
@@ -104,6 +105,7 @@ def test_a_read_only_file_system_is_waited_for(job: ReportJob, tmp_path: Path) -
     assert len(job.metrics().series["loss"]) == 100
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C16")
 def test_a_stalled_file_system_does_not_stall_the_trainer(job: ReportJob, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
@@ -145,6 +147,7 @@ def test_a_stalled_file_system_does_not_stall_the_trainer(job: ReportJob, tmp_pa
     assert list(job.metrics().series["loss"].values) == list(range(told["steps"])) and job.metrics().gaps == 0
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C16")
 def test_a_mount_whose_server_is_gone_holds_neither_log_nor_should_stop(
     job: ReportJob, tmp_path: Path
@@ -226,6 +229,7 @@ def test_a_folder_that_may_not_be_written_is_told(job: ReportJob) -> None:
     assert "1 points could not be written to" in done.stderr and "Permission denied" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_fifo_or_link_in_place_of_the_file_is_not_written_through(job: ReportJob, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -288,6 +292,7 @@ def test_a_point_too_long_for_any_reader_is_dropped_and_counted(job: ReportJob) 
 # Endings
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C21")
 def test_a_killed_trainer_loses_at_most_its_last_fifth_of_a_second(job: ReportJob, tmp_path: Path) -> None:
     chance = random.Random(7)
@@ -536,6 +541,7 @@ def test_threads_log_at_once_and_nothing_is_lost_or_numbered_twice(job: ReportJo
     assert all(list(metrics.series[f"t{n}"].values) == list(range(2000)) for n in range(8))
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C16")
 def test_a_signal_handler_may_log_while_its_program_logs(job: ReportJob) -> None:
     done = job.run(

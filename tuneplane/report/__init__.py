@@ -6,8 +6,8 @@ Outside a job every call does nothing. Inside, no call raises into the training 
 from __future__ import annotations
 
 import os
-from _thread import RLock
 
+from tuneplane.report.forks import imports
 from tuneplane.report.ingest import Ingest, is_bound, read_ingest
 from tuneplane.report.stop import should_stop as _stop_asked
 
@@ -56,18 +56,16 @@ class _Waiting(_Off):
 class _Process:
     """What this process has decided: nothing yet (None), or its session."""
 
-    __slots__ = ("all_ranks", "opening", "session", "waiting")
+    __slots__ = ("all_ranks", "session", "waiting")
 
     def __init__(self, all_ranks: bool = False) -> None:
         self.session: Session | _Off | None = None
         self.all_ranks = all_ranks
         self.waiting: _Waiting | None = None  # while a session is being opened
-        self.opening = RLock()  # re-entrant: a signal handler of the opening thread may log, too
 
     def forget(self) -> None:
         """In a forked child: queue, thread and file are the parent's; the child decides and opens anew."""
         self.session = self.waiting = None
-        self.opening = RLock()
 
 
 _process = _Process()
@@ -140,7 +138,7 @@ def _open() -> Session | _Off:
     if not is_bound(os.environ):
         _process.session = _OFF
         return _OFF
-    with _process.opening:
+    with imports:
         if _process.session is not None:
             return _process.session
         if _process.waiting is not None:

@@ -1,7 +1,6 @@
 """Signals in threads of ours. Called by the writer's and the stop marker's thread as they begin.
 
-Imported by the caller that starts the thread, never in the thread: nothing is imported there, since a fork in the
-middle of it would leave the child with half of a module for ever.
+Imported by the caller that starts the thread: nothing is imported in it, see `forks`.
 """
 
 from __future__ import annotations

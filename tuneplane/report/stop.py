@@ -9,6 +9,8 @@ import os
 import time
 from _thread import allocate_lock, start_new_thread
 
+from tuneplane.report.forks import imports
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,7 +56,8 @@ class StopMarker:
         return self.seen
 
     def _start(self) -> None:
-        from tuneplane.report.signals import block_signals
+        with imports:
+            from tuneplane.report.signals import block_signals
 
         self._asked.acquire(blocking=False)
         try:
