@@ -233,9 +233,10 @@ class Run:
         return found
 
     def left_in_scratch(self) -> list[str]:
-        """What stands in this user's scratch folder, but for the locks of local runs."""
+        """What stands of this run in its user's scratch folder."""
         base = self.scratch().path.parent
-        return sorted(p.name for p in base.iterdir() if p.name != "shares") if base.exists() else []
+        names = [path.name for path in base.iterdir()] if base.exists() else []
+        return sorted(name for name in names if name.startswith(self.job.metadata.run_id))
 
     def fake(self, name: str, script: str) -> None:
         """A program that the batch script's PATH has before the system's: Slurm's, for want of one."""
