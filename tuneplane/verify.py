@@ -1,4 +1,7 @@
-"""`tp job verify`: every digest of a run derived again from its folder."""
+"""Whether a run is still what was submitted: every digest derived again from its folder.
+
+`tp job verify` asks for all of it; `tp submit --run` for what is quick, before it hands the script over.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,17 @@ from pathlib import Path
 
 from tuneplane.capsule import verify_run
 from tuneplane.kernel.digests import sha256_file
-from tuneplane.kernel.errors import Fault, TunePlaneError
+from tuneplane.kernel.errors import Fault, TunePlaneError, UsageError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.spec import JobSpec, read
 from tuneplane.submit import script_of
 
 
 def verify(run: RunFolder) -> tuple[list[str], list[Fault]]:
-    """What was checked, and what differs. Raises UsageError where job.json cannot be read at all."""
-    job = read(run.job)
-    faults: list[Fault] = []
-    checked = ["job.json against SHA256SUMS"]
-    faults += _check_sums(run)
-    checked.append("job.sbatch against what job.json renders to")
-    faults += _check_script(run, job)
+    """What was checked, and what differs. Raises UsageError where only job.json itself cannot be read."""
+    checked, faults, job = _check_record(run)
+    if job is None:
+        return checked, faults
     checked.append("capsule.tar and kernel.pyz against job.json")
     faults += verify_run(run, job.spec.capsule.digest, job.spec.capsule.kernel_sha256)
     image = job.spec.container.image
@@ -27,6 +27,26 @@ def verify(run: RunFolder) -> tuple[list[str], list[Fault]]:
         checked.append(f"image {image.path}")
         faults += _check_file(Path(image.path), image.sha256, "the image")
     return checked, faults
+
+
+def check_prepared(run: RunFolder) -> None:
+    """Raise UsageError where a prepared run's JobSpec, script or kernel is not what `tp render` wrote."""
+    _, faults, _ = _check_record(run)
+    if faults:
+        remedy = "what was reviewed is what runs: render the experiment again"
+        raise UsageError(*(Fault(f.what, f.where, f.remedy or remedy) for f in faults))
+
+
+def _check_record(run: RunFolder) -> tuple[list[str], list[Fault], JobSpec | None]:
+    checked, faults = ["job.json against SHA256SUMS"], _check_sums(run)
+    try:
+        job = read(run.job)
+    except TunePlaneError as error:
+        if not faults:
+            raise
+        return checked, [*faults, *error.faults], None
+    checked.append("job.sbatch against what job.json renders to")
+    return checked, [*faults, *_check_script(run, job)], job
 
 
 def _check_sums(run: RunFolder) -> list[Fault]:

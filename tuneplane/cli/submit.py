@@ -133,8 +133,11 @@ def submit_command(
     if run_text is not None:
         _refuse_others(name, dry_run, given)
         from tuneplane.runs.index import find_run
+        from tuneplane.verify import check_prepared
 
-        done = submit.submit_prepared(find_run(run_text))
+        prepared = find_run(run_text)
+        check_prepared(prepared)
+        done = submit.submit_prepared(prepared)
     else:
         if name is None:
             raise UsageError(
