@@ -86,6 +86,7 @@ class Request:
     model: str | None = None
     train_data: str | None = None
     allow_dirty: bool = False
+    dry_run: bool = False  # leave nothing behind, the digests of images neither
     flags: Flags = field(default_factory=dict)
 
 
@@ -191,7 +192,9 @@ def compile_request(
             found.notices.append(notice)
     if found.faults or found.refused or not (lock and recipe and entry and placement and capsule):
         return None, found
-    prepared = found.attempt(prepare_image, *choice, cache, progress) if choice else None
+    prepared = None
+    if choice:
+        prepared = found.attempt(prepare_image, *choice, cache, progress, remember=not request.dry_run)
     if choice and prepared is None:
         return None, found
     image = Image(**dataclasses.asdict(prepared)) if prepared else None

@@ -56,11 +56,16 @@ def image_faults(choice: Choice, rules: Rules) -> list[Fault]:
 
 
 def prepare_image(
-    choice: Choice, rules: Rules, cache_folder: Path, progress: Progress | None = None
+    choice: Choice,
+    rules: Rules,
+    cache_folder: Path,
+    progress: Progress | None = None,
+    *,
+    remember: bool = True,
 ) -> PreparedImage:
     """The image as nodes will start it. Raises UsageError with the faults of `image_faults`, OperationError.
 
-    cache_folder: TunePlane's own in the user's XDG cache. progress: see `read_sha256`.
+    cache_folder: TunePlane's own in the user's XDG cache. progress, remember: see `read_sha256`.
     """
     faults = image_faults(choice, rules)
     if faults:
@@ -68,7 +73,7 @@ def prepare_image(
     file = _inspect(choice, rules)
     if isinstance(file, list):
         raise UsageError(*file)
-    sha256 = read_sha256(file.path, cache_folder, progress)
+    sha256 = read_sha256(file.path, cache_folder, progress, remember=remember)
     return PreparedImage(choice.image, choice.source, file.path, sha256)
 
 
