@@ -61,7 +61,7 @@ def preamble(job: JobSpec) -> list[str]:
         *(["  unset -v SLURM_JWT  # a token of the user, which no job needs"] if spec.slurm else []),
         f"  kept=(PATH={quote(spec.node.path)} LANG=C.UTF-8)",
         f"  for name in {' '.join(names)}; do",
-        '    [[ ! -v $name || $name == SLURM_JWT ]] || kept+=("$name=${!name}")',
+        '    [[ ! -v $name ]] || kept+=("$name=${!name}")',
         "  done",
         f'  exec /usr/bin/env -i "${{kept[@]}}" /bin/bash --noprofile --norc "$0" {CLEAN}',
         "fi",
