@@ -13,7 +13,7 @@ from tuneplane.spec import JobSpec
 def header(job: JobSpec) -> list[str]:
     """Comment lines that say what runs: experiment, recipe, command, resources, image, digests, folder."""
     meta, spec = job.metadata, job.spec
-    dirty = f" with {len(meta.dirty)} uncommitted files" if meta.dirty else ""
+    dirty = f" with {_counted(len(meta.dirty), 'uncommitted file')}" if meta.dirty else ""
     commit = f"commit {meta.commit[:12]}" if meta.commit else "no commit"
     image = spec.container.image
     rows = [
@@ -27,7 +27,7 @@ def header(job: JobSpec) -> list[str]:
             "image",
             f"{image.path}  sha256:{image.sha256}  ({spec.container.runtime})" if image else "no container",
         ),
-        ("capsule", f"{spec.capsule.digest}  {spec.capsule.files} files, {spec.capsule.size_bytes} bytes"),
+        ("capsule", f"{spec.capsule.digest}  {_counted(spec.capsule.files, 'file')} of the lab"),
         ("folder", meta.folder),
     ]
     return ["#", *(f"# {name:<12}{_one_line(value)}" for name, value in rows), "#"]
@@ -36,10 +36,9 @@ def header(job: JobSpec) -> list[str]:
 def resources_line(job: JobSpec) -> str:
     """`2 nodes × 8 GPUs (h200:16)`."""
     resources = job.spec.resources
-    unit = "GPU" if resources.device == "gpu" else "process"
-    plural = {"GPU": "GPUs", "process": "processes"}[unit] if resources.gpus_per_node != 1 else unit
-    nodes = "1 node" if resources.nodes == 1 else f"{resources.nodes} nodes"
-    return f"{nodes} × {resources.gpus_per_node} {plural} ({resources.profile})"
+    one, many = ("GPU", "GPUs") if resources.device == "gpu" else ("process", "processes")
+    share = f"{resources.gpus_per_node} {one if resources.gpus_per_node == 1 else many}"
+    return f"{_counted(resources.nodes, 'node')} × {share} ({resources.profile})"
 
 
 CLEAN = "clean"
@@ -66,6 +65,7 @@ def preamble(job: JobSpec) -> list[str]:
         f'  exec /usr/bin/env -i "${{kept[@]}}" /bin/bash --noprofile --norc "$0" {CLEAN}',
         "fi",
         *_module_lines(modules),
+        "",
         "set -u",
         f"run={quote(job.metadata.folder)}",
         "",
@@ -80,9 +80,10 @@ def preamble(job: JobSpec) -> list[str]:
 def slurm_setup(job: JobSpec) -> list[str]:
     """From the preamble to the trap: the attempt is claimed, node 0's address known."""
     return [
-        "# Slurm warns this shell before the limit (USR2), perhaps at once; it outlives TERM to write the end.",
-        "trap 'asked=1' USR2",
+        "# Slurm may warn before the limit (USR2) as soon as the job begins.",
         "asked=",
+        "trap 'asked=1' USR2",
+        "",
         *preamble(job),
         "",
         "# The attempt's number, node 0's address and a port there; refused while another start runs.",
@@ -97,7 +98,7 @@ def slurm_setup(job: JobSpec) -> list[str]:
         "  signalled=1",
         "}",
         "trap ask_to_save USR2",
-        "trap 'signalled=1' TERM",
+        "trap 'signalled=1' TERM  # outlives the step, to write how it ended",
         "[[ -z $asked ]] || ask_to_save",
     ]
 
@@ -149,9 +150,14 @@ def local_script(job: JobSpec) -> str:
 def quote(text: str) -> str:
     """`text` as one shell word on one line."""
     if any(_breaks(c) for c in text):
-        escaped = "".join(f"\\{ord(c):03o}" if _breaks(c) else f"\\{c}" if c in "\\'" else c for c in text)
-        return f"$'{escaped}'"
-    return shlex.quote(text).replace("'\"'\"'", "'\\''")
+        return "$'" + "".join(f"\\{ord(c):03o}" if _breaks(c) else _escaped(c, "\\'") for c in text) + "'"
+    if any(c in text for c in "'$`"):
+        return '"' + "".join(_escaped(c, '\\"$`') for c in text) + '"'
+    return shlex.quote(text)
+
+
+def _escaped(character: str, special: str) -> str:
+    return f"\\{character}" if character in special else character
 
 
 def _breaks(character: str) -> bool:
@@ -164,10 +170,14 @@ def _module_lines(modules: list[str]) -> list[str]:
     return [
         "",
         "# The site's modules, from none: what the login profile had loaded is gone with its variables.",
+        "# shellcheck source=/dev/null",
         'source "${MODULESHOME:?the login profile on this node sets up no modules}/init/bash" || exit',
         *(f"module load {quote(name)} || exit" for name in modules),
-        "",
     ]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _one_line(text: str) -> str:
