@@ -123,7 +123,8 @@ def hand_over(run: RunFolder) -> Submitted:
         job_id = submit_script(run.script)
     except OperationError as error:
         write_atomic(run.submit_error, "\n".join(fault.what for fault in error.faults) + "\n", 0o600)
-        raise
+        again = f"nothing was queued; tp submit --run {run.run_id} tries the same script again"
+        raise OperationError(*(Fault(f.what, f.where, f.remedy or again) for f in error.faults)) from None
     record_submission(run, job_id, "tp")
     run.submit_error.unlink(missing_ok=True)
     return Submitted(run, job_id, estimate)
