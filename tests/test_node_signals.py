@@ -187,6 +187,20 @@ def test_usr2_leaves_the_stop_marker_and_no_signal_reaches_the_trainer(make: Mak
     assert run.record()["told_to_stop"] is False
 
 
+def test_usr1_is_the_trainers_and_ends_no_agent(make: MakeRun) -> None:
+    """`scancel --signal=USR1` reaches every process of the step; who asked for it handles it."""
+    run = make("trap 'echo heard' USR1; echo training; while :; do sleep 0.05; done")
+    agent = run.start_node(run.claimed())
+    run.wait_for_line("training")
+    agent.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    assert agent.poll() is None
+    assert "heard" not in run.log()
+    os.kill(run.record()["command_pid"], signal.SIGUSR1)
+    run.wait_for_line("heard")
+    assert tell(run, agent).returncode == 143
+
+
 def test_should_stop_says_so_to_a_real_trainer(make: MakeRun) -> None:
     trainer = """
 import time
