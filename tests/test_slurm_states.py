@@ -149,8 +149,9 @@ def test_nobody_reads_anothers_run_or_squats_a_folder(testbed: Testbed, pool: Po
     pool.bob.sh(["mkdir", "-m", "0777", squatted])
     carol = lab_with(testbed, "echo started", user="carol")
     carol.own_user_config("defaults.yaml", f"cluster:\n  storage_root: {pool.root}\n")
-    said = carol.tp("submit", carol.experiment, *carol.flags("h200-bare:1"), code=2)
-    assert f"{squatted}: belongs to user id" in said
+    for command in ("validate", "submit"):
+        said = carol.tp(command, carol.experiment, *carol.flags("h200-bare:1"), code=2)
+        assert f"{squatted}: belongs to user id" in said
     assert pool.bob.sh(["find", squatted]).stdout == f"{squatted}\n"
 
 
