@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from interpreters import pythons
 from run_fixture import PYTHON, Run, runs_below, wait_until
 
 MakeRun = Callable[..., Run]
@@ -75,6 +76,18 @@ def test_the_trainer_has_the_whole_grace_though_its_shell_dies_at_once(make: Mak
     assert 3 < time.monotonic() - began < 15
     assert (run.folder.out / "saved").read_text() == "checkpoint\n"
     assert "not reached" not in run.log()
+
+
+def test_the_oldest_python_of_a_node_gives_that_grace_too(make: MakeRun) -> None:
+    oldest = pythons((3, 9)).get("3.9")
+    if oldest is None:
+        pytest.skip("there is no Python 3.9 here")
+    run = make(f"{PYTHON} experiments/ring/t.py 3 0", files={"t.py": SAVING}, python=oldest, stop_grace_s=20)
+    agent = run.start_node(run.claimed())
+    run.wait_for_line("training")
+    assert tell(run, agent).returncode == 143
+    assert (run.folder.out / "saved").exists()
+    assert run.record()["python"].startswith("3.9.")
 
 
 def test_a_trainer_that_saves_and_exits_0_was_told_all_the_same(make: MakeRun) -> None:

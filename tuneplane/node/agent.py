@@ -109,7 +109,13 @@ class NodeRun:
                 try:
                     self._start(log.fileno())
                     ended = self.trainer.wait()
-                    self.record.change(state="ending", code=ended.code, reason=ended.reason)
+                    self.record.change(
+                        state="ending",
+                        code=ended.code,
+                        reason=ended.reason,
+                        told_to_stop=ended.told,
+                        ended_at=ended.at,
+                    )
                 finally:
                     self.trainer.end_rest()
         return ended
