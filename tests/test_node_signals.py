@@ -209,6 +209,7 @@ def test_usr1_is_the_trainers_and_ends_no_agent(make: MakeRun) -> None:
     time.sleep(0.5)
     assert agent.poll() is None
     assert "heard" not in run.log()
+    wait_until(lambda: "command_pid" in run.record(), "the record says which process it is")
     os.kill(run.record()["command_pid"], signal.SIGUSR1)
     run.wait_for_line("heard")
     assert tell(run, agent).returncode == 143
@@ -275,6 +276,7 @@ def test_a_killed_agent_blocks_no_later_attempt_and_leaves_no_folder_for_long(ma
     run = make("echo training; sleep 1000")
     agent = run.start_node(run.claimed(job_id=1), job_id=1)
     run.wait_for_line("training")
+    wait_until(lambda: run.record().get("state") == "running", "it is recorded as running")
     agent.kill()
     run.finish(agent)
     for pid in run.processes():  # Slurm ends what is left of a step
