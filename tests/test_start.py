@@ -79,7 +79,7 @@ def test_an_entry_that_git_ignores_is_refused_before_the_queue(tp_home: Path, tm
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
     def call(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-        argv = [sys.executable, *tp[1:], *words]
+        argv = [sys.executable, "-c", "from tuneplane.cli.main import main; main()", *words]
         return subprocess.run(
             argv, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60, check=False
         )
