@@ -122,7 +122,10 @@ class Image:
     reference: str  # as asked
     source: str  # who chose it: --image, site default, …
     path: str  # the file that is started
-    sha256: str
+    sha256: str  # of that file
+    digest: str = ""  # sha256:…, to which a registry's name was frozen at submit (C27)
+    size_bytes: int = 0  # of the file and its last change, by which nodes see that it is still the same
+    modified_s: int = 0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tuneplane.capsule import build_capsule
 from tuneplane.capsule.kernel import kernel_application
 from tuneplane.compile import Draft, Findings, Request, compile_request
-from tuneplane.images.local import Progress
+from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel import env
 from tuneplane.kernel.digests import sha256_bytes
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
@@ -32,7 +32,7 @@ from tuneplane.runs.folder import make_run_folder, new_run_id, run_path
 from tuneplane.runs.index import current_user, remember_root, state_folder
 from tuneplane.runs.state import read_state
 from tuneplane.runs.token import known_token, run_token, token_digest
-from tuneplane.spec import JobSpec, dump, read
+from tuneplane.spec import Image, JobSpec, dump, read
 
 SHORTEST_SECRET = 8
 """A shorter value is no secret worth looking for: it would be found in ordinary text."""
@@ -53,7 +53,7 @@ def check(
     request: Request,
     environ: Mapping[str, str],
     cache: Path,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[Draft, Findings]:
     """Every check that needs no queue. Raises UsageError or OperationError with all that is wrong."""
     draft, found = compile_request(lab, catalog, request, environ, cache, progress)
@@ -74,8 +74,21 @@ def preview(draft: Draft) -> tuple[JobSpec, str]:
     return job, script_of(job)
 
 
-def prepare(draft: Draft, environ: Mapping[str, str]) -> RunFolder:
-    """Make the run's folder, complete. Raises OperationError; what was begun is then removed."""
+def fetch_image(draft: Draft, progress: Progress = silent) -> Draft:
+    """The draft with its image's file there: fetched and converted now where it was not. Raises OperationError."""
+    if draft.image is None:
+        return draft
+    image = Image(**dataclasses.asdict(draft.image.fetch(progress)))
+    container = dataclasses.replace(draft.spec.container, image=image)
+    return dataclasses.replace(draft, spec=dataclasses.replace(draft.spec, container=container))
+
+
+def prepare(draft: Draft, environ: Mapping[str, str], progress: Progress = silent) -> RunFolder:
+    """Make the run's folder, complete. Raises OperationError; what was begun is then removed.
+
+    progress: told while the image is fetched, which comes first and may take long.
+    """
+    draft = fetch_image(draft, progress)
     user, experiment = current_user(), draft.request.experiment
     run_id = new_run_id(experiment)
     kernel = kernel_application()
