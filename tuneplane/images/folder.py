@@ -149,7 +149,9 @@ class ImageFolder:
             owner = place.stat().st_uid
         except OSError:
             return False
-        return (self.is_shared or owner in (os.geteuid(), 0)) and os.access(place, os.W_OK | os.X_OK)
+        return (self.is_shared or owner in (os.geteuid(), 0)) and os.access(
+            place, os.W_OK | os.X_OK, effective_ids=True
+        )
 
     def make(self) -> None:
         """Make the folder where it is missing. Raises OperationError."""

@@ -113,9 +113,11 @@ def parse(raw: bytes, content_type: str) -> Index | Manifest:
         )
     if "manifests" in document and ("layers" in document or "config" in document):
         raise Malformed("it can be read as an index and as an image")  # CVE-2021-41190
-    kind = document.get("mediaType") or content_type.partition(";")[0].strip()
-    if kind not in (*INDEXES, *MANIFESTS):
-        kind = OCI_INDEX if "manifests" in document else OCI_MANIFEST if "layers" in document else kind
+    kind = document.get("mediaType")
+    if kind is None:
+        kind = content_type.partition(";")[0].strip()
+        if kind not in (*INDEXES, *MANIFESTS):  # some registries say application/json of everything
+            kind = OCI_INDEX if "manifests" in document else OCI_MANIFEST if "layers" in document else kind
     if kind in INDEXES:
         return Index(tuple(_platforms(document)))
     if kind not in MANIFESTS:

@@ -251,7 +251,9 @@ def _trusted(folder: ImageFolder, manifest: str, form: str) -> Prepared | None:
 
 def _is_trusted(folder: ImageFolder, image: Prepared) -> bool:
     """The site vouches for its own folder; elsewhere a stranger's file is no image of this user's."""
-    return (folder.is_shared or image.owner in (os.geteuid(), 0)) and os.access(image.path, os.R_OK)
+    return (folder.is_shared or image.owner in (os.geteuid(), 0)) and os.access(
+        image.path, os.R_OK, effective_ids=True
+    )
 
 
 def _target(registry: Registry, digest: str, place: Place) -> ImageFolder:

@@ -172,11 +172,12 @@ def tls_context(authority: str) -> ssl.SSLContext:
     if "/" in authority or authority in ("", ".", ".."):
         return context
     for folder in (*map(Path, _CERTIFICATE_FOLDERS), users):
-        for file in sorted((folder / authority).glob("*.crt")):
-            try:
-                context.load_verify_locations(file)
-            except (OSError, ssl.SSLError):
-                continue
+        try:
+            for file in sorted((folder / authority).iterdir()):
+                if file.suffix == ".crt":
+                    context.load_verify_locations(file)
+        except OSError:  # none, not to be read, or no certificate (ssl.SSLError is one)
+            continue
     return context
 
 
