@@ -275,13 +275,14 @@ def job_spec(
     container: Container | None = None,
     slurm: Slurm | None = SLURM,
     profile: str = "h200:8",
+    user: str = USER,
     hyperparams: Mapping[str, Any] | None = None,
     **node: Any,
 ) -> JobSpec:
     """The JobSpec of a plain run. `node`: values of its `Node`. Digests of files are filled in by `make_run`."""
     return JobSpec(
         Metadata(
-            run_id, USER, "ring", "lab", str(folder), "2026-11-29T12:00:00Z", __version__, commit="c" * 40
+            run_id, user, "ring", "lab", str(folder), "2026-11-29T12:00:00Z", __version__, commit="c" * 40
         ),
         Spec(
             recipe=Recipe("custom/custom", "1.0.0", "sha256:" + "1" * 64, "custom"),

@@ -116,17 +116,17 @@ def test_a_dry_run_prints_the_script_of_a_later_submit_and_leaves_nothing(testbe
     lab = lab_with(testbed, "echo trained")
     words = [lab.experiment, *lab.flags("h200:16"), "--set", "lr=0.1", "--time", "10"]
 
-    def files() -> str:
-        """Names, sizes and times of all that is the user's or anybody's to write, but for other tests' folders."""
-        home = ["find", str(testbed.home()), str(testbed.shared / "data"), "/tmp", "/var/tmp"]
-        leave = ["-name", "t-????????", "-not", "-path", str(lab.base), "-prune", "-o"]
-        shown = lab.sh([*home, *leave, "-printf", "%p %s %T@ %C@\n"], check=False).stdout.splitlines()
-        ours = (lab.experiment, str(lab.base), "/.cache", "/.config", "/.local", "/tmp")
-        others = re.compile(r"/runs/alice(/|$| )|/tmp(/| )")
-        return "\n".join(sorted(x for x in shown if any(o in x for o in ours) and not others.search(x)))
+    # A home and temporary folders that no other test writes to.
+    folders = {"HOME": "home", "XDG_STATE_HOME": "state", "TMPDIR": "tmp"}
+    lab.env = {name: str(lab.base / folder) for name, folder in folders.items()}
+    for folder in lab.env.values():
+        lab.sh(["mkdir", folder])
+
+    def files() -> list[str]:
+        shown = ["-type", "f", "-printf", "%p %s %T@ %C@\n", "-o", "-print"]
+        return sorted(lab.sh(["find", str(lab.base), *shown]).stdout.splitlines())
 
     before = files()
-    assert str(lab.base) in before
     printed = lab.sh(["tp", "submit", *words, "--dry-run"]).stdout
     assert files() == before
     assert lab.run_folders() == []
@@ -135,6 +135,23 @@ def test_a_dry_run_prints_the_script_of_a_later_submit_and_leaves_nothing(testbe
     (imagined,) = re.findall(r"^# run +(\S+)$", printed, re.MULTILINE)
     assert imagined != run.run_id
     assert printed.replace(imagined, run.run_id) == run.read("job.sbatch")
+
+
+@pytest.mark.contract("C42")
+def test_of_two_starts_at_the_same_moment_one_runs(testbed: Testbed) -> None:
+    lab = lab_with(
+        testbed, f'echo "attempt $TUNEPLANE_JOB_ATTEMPT" >>"$TUNEPLANE_OUT_DIR/starts"\n{WAIT_FOR_GO}'
+    )
+    run = lab.render("h200-bare:1")
+    script = str(run.folder / "job.sbatch")
+    jobs = [lab.sh(["sbatch", "--parsable", "--hold", script]).stdout.strip() for _ in range(3)]
+    lab.sh(["scontrol", "release", ",".join(jobs)])
+    run.wait_for(lambda: len(queued(lab)) == 1, "more than one runs on, or none")
+    (running,) = queued(lab)
+    assert run.wait("RUNNING")["job_id"] == running
+    run.release()
+    assert run.wait("COMPLETED")["attempts"] == 1
+    assert run.read("out/starts") == "attempt 0\n"
 
 
 def test_another_partition_at_a_start_by_hand_is_told_in_the_log(testbed: Testbed) -> None:

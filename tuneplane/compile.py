@@ -81,6 +81,7 @@ class Request:
     model: str | None = None
     train_data: str | None = None
     allow_dirty: bool = False
+    dry_run: bool = False  # leave nothing behind, the digests of images neither
     flags: Flags = field(default_factory=dict)
 
 
@@ -187,7 +188,9 @@ def compile_request(
             found.notices.append(notice)
     if found.faults or found.refused or not (lock and recipe and entry and placement and capsule):
         return None, found
-    chosen = _resolved_image(found, choice, composed, environ, cache, progress) if choice else None
+    chosen = None
+    if choice:
+        chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
     if choice and chosen is None:
         return None, found
     spec = Spec(
@@ -342,13 +345,17 @@ def _resolved_image(
     found: Findings,
     choice: tuple[Choice, Rules],
     composed: Composed,
+    request: Request,
     environ: Mapping[str, str],
     cache: Path,
     progress: Progress,
 ) -> ChosenImage | None:
     """What the image is now: frozen, its file there or to be fetched when the run is prepared."""
     place = found.attempt(image_place, composed.config, current_user(), environ)
-    chosen = found.attempt(resolve_image, *choice, place, environ, cache, progress) if place else None
+    if place is None:
+        return None
+    remember = not request.dry_run
+    chosen = found.attempt(resolve_image, *choice, place, environ, cache, progress, remember=remember)
     found.notices += chosen.notices if chosen else ()
     return chosen
 

@@ -40,10 +40,10 @@ class AtLeast:
 class Metadata:
     """Who submitted what, from where, with which TunePlane."""
 
-    run_id: str
-    user: str
-    experiment: str
-    lab: str
+    run_id: str  # <experiment>-<UTC date>-<time>-<4 characters>
+    user: str  # who submitted
+    experiment: str  # its name
+    lab: str  # the lab's name, of tuneplane.yaml
     folder: str  # the run folder, absolute
     created_at: str  # UTC, ISO 8601
     tuneplane: str  # version of the submitting side
@@ -56,19 +56,21 @@ class Recipe:
     """What was locked of the recipe (C3)."""
 
     name: str  # in full: custom/custom
-    version: str
-    digest: str
-    adapter: str
+    version: str  # TUNEPLANE_RECIPE_VERSION
+    digest: str  # TUNEPLANE_RECIPE_DIGEST
+    adapter: str  # which makes the command
     plugins: list[str] = field(default_factory=list)  # algorithms that the recipe needs (C34)
 
 
 @dataclass(frozen=True)
 class Framework:
-    kind: str
-    version: str
-    runtime_id: str
-    observability: Annotated[str, OneOf(("external", "platform"))]  # C22
-    observability_url: Optional[str] = None
+    """What trains, and where its metrics go."""
+
+    kind: str  # custom
+    version: str  # of the framework, or user-managed
+    runtime_id: str  # which image the recipe means
+    observability: Annotated[str, OneOf(("external", "platform"))]  # whose tracker (C22)
+    observability_url: Optional[str] = None  # TUNEPLANE_EXTERNAL_OBSERVABILITY_URL
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,11 @@ class Resources:
 
     profile: str  # as asked: h200:8 (CLUSTER_PROFILE)
     cluster: str  # the cluster profile's name
-    scheduler: Annotated[str, OneOf(("slurm", "local"))]
-    device: Annotated[str, OneOf(("gpu", "cpu"))]
-    nodes: Annotated[int, AtLeast(1)]
+    scheduler: Annotated[str, OneOf(("slurm", "local"))]  # Slurm, or this machine
+    device: Annotated[str, OneOf(("gpu", "cpu"))]  # what gpus_per_node counts
+    nodes: Annotated[int, AtLeast(1)]  # how many
     gpus_per_node: Annotated[int, AtLeast(1)]  # on a cpu device: processes a node (C9)
-    cpus_per_node: Annotated[Optional[int], AtLeast(1)] = None
+    cpus_per_node: Annotated[Optional[int], AtLeast(1)] = None  # --cpus-per-task; null: Slurm's default
     memory_per_node: Optional[str] = None  # in Slurm's form, 1500G
 
 
@@ -89,36 +91,40 @@ class Resources:
 class Slurm:
     """Directives, each only where somebody asked for it. Values in Slurm's own forms."""
 
-    job_name: str
-    gpu_request: Annotated[str, OneOf(("gpus-per-node", "gres", "none"))] = "none"
-    gpu_type: Optional[str] = None
-    partition: Optional[str] = None
-    account: Optional[str] = None
-    qos: Optional[str] = None
-    reservation: Optional[str] = None
-    constraint: Optional[str] = None
-    time: Optional[str] = None
-    nodelist: Optional[str] = None
-    exclude: Optional[str] = None
-    dependency: Optional[str] = None
-    mail_user: Optional[str] = None
-    mail_type: Optional[str] = None
-    exclusive: bool = False
+    job_name: str  # --job-name
+    gpu_request: Annotated[str, OneOf(("gpus-per-node", "gres", "none"))] = "none"  # option for GPUs
+    gpu_type: Optional[str] = None  # h200 in --gpus-per-node=h200:8
+    partition: Optional[str] = None  # --partition
+    account: Optional[str] = None  # --account
+    qos: Optional[str] = None  # --qos
+    reservation: Optional[str] = None  # --reservation
+    constraint: Optional[str] = None  # --constraint
+    time: Optional[str] = None  # --time
+    nodelist: Optional[str] = None  # --nodelist
+    exclude: Optional[str] = None  # --exclude
+    dependency: Optional[str] = None  # --dependency
+    mail_user: Optional[str] = None  # --mail-user
+    mail_type: Optional[str] = None  # --mail-type
+    exclusive: bool = False  # --exclusive
     signal_before_end_s: Annotated[Optional[int], AtLeast(1)] = None  # --signal=B:USR2@N
     extra_directives: dict[str, str] = field(default_factory=dict)  # name without dashes → value, or ""
-    modules: list[str] = field(default_factory=list)
-    srun_options: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)  # loaded by the batch script
+    srun_options: list[str] = field(default_factory=list)  # further options of srun
 
 
 @dataclass(frozen=True)
 class Mount:
-    source: str
-    target: str
-    read_only: bool = False
+    """A folder or file of the node that the container sees."""
+
+    source: str  # on the node
+    target: str  # in the container
+    read_only: bool = False  # whether it may not be written
 
 
 @dataclass(frozen=True)
 class Image:
+    """The container's image, fixed at submit (C27)."""
+
     reference: str  # as asked
     source: str  # who chose it: --image, site default, …
     path: str  # the file that is started
@@ -130,11 +136,13 @@ class Image:
 
 @dataclass(frozen=True)
 class Container:
-    runtime: Annotated[str, OneOf(("apptainer", "none"))]
-    binary: str = ""
-    options: list[str] = field(default_factory=list)
-    image: Optional[Image] = None
-    mounts: list[Mount] = field(default_factory=list)
+    """What the trainer runs in."""
+
+    runtime: Annotated[str, OneOf(("apptainer", "none"))]  # the program that starts it
+    binary: str = ""  # that program's name or path; empty: its own name
+    options: list[str] = field(default_factory=list)  # further options of it
+    image: Optional[Image] = None  # null where there is no container
+    mounts: list[Mount] = field(default_factory=list)  # beside those that every job has
 
 
 @dataclass(frozen=True)
@@ -144,29 +152,29 @@ class Node:
     python: str  # the interpreter that runs the kernel on the nodes
     path: str  # PATH of the batch script, and of the trainer where there is no container (C10)
     scratch: str  # node-local folder, below which each attempt has its own
-    shared: list[str] = field(default_factory=list)
+    shared: list[str] = field(default_factory=list)  # folders that all nodes see
     environment: dict[str, str] = field(default_factory=dict)  # site's: NCCL_*, HF_HOME, *_DATA_DIR
     secrets: list[str] = field(default_factory=list)  # names that stand in secrets.env
-    heartbeat_s: Annotated[float, AtLeast(0)] = 10.0
-    stop_grace_s: Annotated[float, AtLeast(0)] = (
-        20.0  # between TERM and KILL of the trainer; Slurm's KillWait is 30
-    )
+    heartbeat_s: Annotated[float, AtLeast(0.01)] = 10.0  # between two signs of life of a node
+    stop_grace_s: Annotated[float, AtLeast(0)] = 20.0  # between the trainer's TERM and KILL; KillWait is 30
 
 
 @dataclass(frozen=True)
 class Reporting:
     """Ingest: where points go, and the token's digest that binds a writer to the run (C31)."""
 
-    enabled: bool
-    endpoint: str = ""
-    token_sha256: str = ""
+    enabled: bool  # TUNEPLANE_JOB_ENABLED
+    endpoint: str = ""  # TUNEPLANE_JOB_ENDPOINT, file:///…
+    token_sha256: str = ""  # of TUNEPLANE_JOB_TOKEN, which stands nowhere else
 
 
 @dataclass(frozen=True)
 class Capsule:
-    digest: str
-    size_bytes: Annotated[int, AtLeast(0)]
-    files: Annotated[int, AtLeast(0)]
+    """The job package, and the kernel beside it."""
+
+    digest: str  # of its content: TUNEPLANE_CAPSULE_DIGEST
+    size_bytes: Annotated[int, AtLeast(0)]  # of capsule.tar
+    files: Annotated[int, AtLeast(0)]  # of the lab in it
     kernel_sha256: str  # of kernel.pyz
 
 
@@ -174,21 +182,25 @@ class Capsule:
 class Output:
     """One declared output, a glob below the output folder (C13)."""
 
-    name: str
-    path: str
-    kind: Annotated[str, OneOf(("artifact", "tensorboard", "jsonl"))] = "artifact"
+    name: str  # checkpoints
+    path: str  # checkpoints/*
+    kind: Annotated[str, OneOf(("artifact", "tensorboard", "jsonl"))] = "artifact"  # how it is read
     step_key: str = ""  # of jsonl
 
 
 @dataclass(frozen=True)
 class Plugin:
-    id: str
-    version: str
-    digest: str
+    """An algorithm plugin, locked (C34)."""
+
+    id: str  # <owner>/<name>
+    version: str  # exact
+    digest: str  # of its content
 
 
 @dataclass(frozen=True)
 class Spec:
+    """What runs, where and how."""
+
     recipe: Recipe
     framework: Framework
     entrypoint: str  # relative to the work folder
@@ -197,17 +209,19 @@ class Spec:
     node: Node
     reporting: Reporting
     capsule: Capsule
-    hyperparams: dict[str, Any] = field(default_factory=dict)
-    slurm: Optional[Slurm] = None
-    outputs: list[Output] = field(default_factory=list)
-    plugins: list[Plugin] = field(default_factory=list)
+    hyperparams: dict[str, Any] = field(default_factory=dict)  # --set, flat: TUNEPLANE_PARAMS_FILE
+    slurm: Optional[Slurm] = None  # there where the scheduler is slurm
+    outputs: list[Output] = field(default_factory=list)  # what is looked for below TUNEPLANE_OUT_DIR
+    plugins: list[Plugin] = field(default_factory=list)  # in their order
 
 
 @dataclass(frozen=True)
 class JobSpec:
+    """One run."""
+
     metadata: Metadata
     spec: Spec
-    apiVersion: str = API_VERSION
+    apiVersion: str = API_VERSION  # changes when a reader of this version could not read it right
 
 
 def dump(job: JobSpec) -> str:

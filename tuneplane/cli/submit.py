@@ -144,7 +144,7 @@ def submit_command(
             raise UsageError(
                 Fault("which experiment?", "tp submit", "tp submit NAME --profile …; tp ls lists them")
             )
-        draft, found = _checked(name, folder, given)
+        draft, found = _checked(name, folder, given, dry_run=dry_run)
         notices = found.notices
         if dry_run:
             _, script = submit.preview(draft)
@@ -182,14 +182,16 @@ def _told(done: Submitted, notices: list[str], follow: bool, as_json: bool) -> i
     return follow_run(done.run, to_stderr=as_json)
 
 
-def _checked(name: str, folder: str | None, given: dict[str, Any]) -> tuple[Draft, Findings]:
+def _checked(
+    name: str, folder: str | None, given: dict[str, Any], *, dry_run: bool = False
+) -> tuple[Draft, Findings]:
     from tuneplane.submit import check
 
-    request = _request(name, given)
+    request = _request(name, given, dry_run=dry_run)
     return check(lab_here(folder), load_methods(), request, os.environ, cache_folder(), image_progress())
 
 
-def _request(name: str, given: dict[str, Any]) -> Request:
+def _request(name: str, given: dict[str, Any], *, dry_run: bool = False) -> Request:
     from tuneplane.compile import Request
 
     flags = {
@@ -209,6 +211,7 @@ def _request(name: str, given: dict[str, Any]) -> Request:
         model=given["model"],
         train_data=given["train_data"],
         allow_dirty=given["allow_dirty"],
+        dry_run=dry_run,
         flags=flags,
     )
 

@@ -92,12 +92,14 @@ def inspect(
     return ImageFile(real, kind, found.st_size, int(found.st_mtime))
 
 
-def read_sha256(path: str | Path, cache_folder: Path, progress: Progress = silent) -> str:
+def read_sha256(
+    path: str | Path, cache_folder: Path, progress: Progress = silent, *, remember: bool = True
+) -> str:
     """Hex sha256 of a file, remembered in `cache_folder` under its device, inode, size and mtime.
 
     `cache_folder` is the user's own; one small file an image, so that two at once disturb nobody. A cache
-    that cannot be read or written costs time only. Raises OperationError where the file cannot be read or
-    changes meanwhile.
+    that cannot be read or written costs time only. remember: False writes nothing anywhere.
+    Raises OperationError where the file cannot be read or changes meanwhile.
     """
     try:
         with Path(path).open("rb", buffering=0) as file:
@@ -116,7 +118,7 @@ def read_sha256(path: str | Path, cache_folder: Path, progress: Progress = silen
                 "the image changed while it was read", str(path), "wait until it is written, then try again"
             )
         )
-    if time.time() - after.st_mtime > _SETTLED_S:
+    if remember and time.time() - after.st_mtime > _SETTLED_S:
         with suppress(OSError):
             remembered.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_atomic(remembered, digest + "\n", 0o600)

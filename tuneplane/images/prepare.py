@@ -90,32 +90,37 @@ def resolve_image(
     environ: Mapping[str, str],
     cache_folder: Path,
     progress: Progress = silent,
+    *,
+    remember: bool = True,
 ) -> ChosenImage:
     """What `choice` is now: a local file with its sha256, or a registry's name frozen to its digest.
 
     Fetches no image. cache_folder: TunePlane's own in the user's XDG cache. environ: whose files hold the
-    logins of registries. Raises UsageError with the faults of `image_faults`, OperationError.
+    logins of registries. remember: False writes nothing anywhere.
+    Raises UsageError with the faults of `image_faults`, OperationError.
     """
     faults = image_faults(choice, rules)
     if faults:
         raise UsageError(*faults)
     if is_local(choice.image):
-        return ChosenImage(_local(choice, rules, cache_folder, progress))
+        return ChosenImage(_local(choice, rules, cache_folder, progress, remember))
     from tuneplane.images.pull import freeze
 
     reference = parse_reference(choice.image, choice.source)
-    frozen = freeze(reference, place, environ, cache_folder)
+    frozen = freeze(reference, place, environ, cache_folder, remember=remember)
     image = PreparedImage(choice.image, choice.source, str(frozen.path), "", frozen.digest)
     if frozen.prepared is not None:
         image = _of_registry(image, frozen.prepared)
     return ChosenImage(image, frozen.notices, frozen, place)
 
 
-def _local(choice: Choice, rules: Rules, cache_folder: Path, progress: Progress) -> PreparedImage:
+def _local(
+    choice: Choice, rules: Rules, cache_folder: Path, progress: Progress, remember: bool
+) -> PreparedImage:
     file = _inspect(choice, rules)
     if isinstance(file, list):
         raise UsageError(*file)
-    sha256 = read_sha256(file.path, cache_folder, progress)
+    sha256 = read_sha256(file.path, cache_folder, progress, remember=remember)
     return PreparedImage(choice.image, choice.source, file.path, sha256, "", file.size_bytes, file.modified_s)
 
 

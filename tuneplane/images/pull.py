@@ -74,10 +74,12 @@ class Frozen:
     registry: Registry | None = field(default=None, repr=False)
 
 
-def freeze(reference: Reference, place: Place, environ: Mapping[str, str], cache: Path) -> Frozen:
+def freeze(
+    reference: Reference, place: Place, environ: Mapping[str, str], cache: Path, *, remember: bool = True
+) -> Frozen:
     """Ask the registry what `reference` is now. Fetches no layer and writes no image.
 
-    cache: the user's own folder, which remembers what each tag was last seen to be.
+    cache: the user's own folder, which remembers what each tag was last seen to be, unless `remember` is False.
 
     Where the registry cannot be asked, what is on disk decides: a digest's image is taken, a tag's with a
     notice that the tag may have moved. Raises OperationError where neither helps, UsageError where the image
@@ -92,12 +94,13 @@ def freeze(reference: Reference, place: Place, environ: Mapping[str, str], cache
         if digest is not None and not reference.digest:
             known = _by_digest(digest, place)
             if known is not None:
-                _remember(cache, reference, digest)
+                if remember:
+                    _remember(cache, reference, digest)
                 return Frozen(reference, digest, known.record.manifest, known.path, known)
         frozen = _ask(registry, digest, place)
     except CannotAsk as error:
         return _as_last_seen(reference, place, cache, error)
-    if not reference.digest:
+    if remember and not reference.digest:
         _remember(cache, reference, frozen.digest)
     return frozen
 
