@@ -78,6 +78,7 @@ def fetch_image(draft: Draft, progress: Progress = silent) -> Draft:
     """The draft with its image's file there: fetched and converted now where it was not. Raises OperationError."""
     if draft.image is None:
         return draft
+    remember_root(draft.storage_root)  # tp image gc looks there for what an interrupted fetch leaves
     image = Image(**dataclasses.asdict(draft.image.fetch(progress)))
     container = dataclasses.replace(draft.spec.container, image=image)
     return dataclasses.replace(draft, spec=dataclasses.replace(draft.spec, container=container))

@@ -58,13 +58,16 @@ class ChosenImage:
     frozen: Frozen | None = None
     place: Place | None = None
 
-    def fetch(self, progress: Progress = silent) -> PreparedImage:
-        """The image with its file: fetched and converted where there was none. Raises OperationError."""
+    def fetch(self, progress: Progress = silent, *, share: bool = False) -> PreparedImage:
+        """The image with its file: fetched and converted where there was none. Raises OperationError.
+
+        share: see `pull.fetch`.
+        """
         if self.frozen is None or self.place is None:
             return self.image
         from tuneplane.images.pull import fetch
 
-        return _of_registry(self.image, fetch(self.frozen, self.place, progress))
+        return _of_registry(self.image, fetch(self.frozen, self.place, progress, share=share))
 
 
 def image_faults(choice: Choice, rules: Rules) -> list[Fault]:
