@@ -13,7 +13,6 @@ import re
 import secrets
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
