@@ -234,9 +234,8 @@ class Run:
 
     def left_in_scratch(self) -> list[str]:
         """What stands of this run in its user's scratch folder."""
-        base = self.scratch().path.parent
-        names = [path.name for path in base.iterdir()] if base.exists() else []
-        return sorted(name for name in names if name.startswith(self.job.metadata.run_id))
+        path = self.scratch().path
+        return sorted(p.name for p in path.parent.glob(f"{path.name.split('.')[0]}.*"))
 
     def fake(self, name: str, script: str) -> None:
         """A program that the batch script's PATH has before the system's: Slurm's, for want of one."""

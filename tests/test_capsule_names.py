@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from git_lab import MARKER_TEXT, GitLab
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -50,14 +50,18 @@ class Job:
 
     def left(self) -> list[str]:
         """What its attempts left in alice's scratch folder."""
-        name = self.run.job.metadata.run_id
-        return sorted(p.name for p in self.base.glob(f"{name}.*")) if self.base.exists() else []
+        name = self.run.scratch().path.name.split(".")[0]
+        return sorted(p.name for p in self.base.glob(f"{name}.*"))
 
     def said(self) -> str:
         return (self.run.folder.slurm / f"{self.id}.out").read_text()
 
     def scratch(self, rank: int) -> Scratch:
-        return Scratch(self.base / f"{self.run.job.metadata.run_id}.0.{rank}")
+        return Scratch(self.base / self.run.scratch(0, rank).path.name)
+
+    def host(self, rank: int) -> str:
+        """Which of the testbed's hosts Slurm took for it."""
+        return str(self.run.record(rank)["host"])
 
     def training(self, attempt: int = 0) -> None:
         for rank in range(self.run.job.spec.resources.nodes):
@@ -99,7 +103,7 @@ def test_the_culprits_code_is_the_jobs_and_its_victims_are_told_to_end(submit: A
     assert job.wait() == "FAILED"
     assert job.testbed.job(job.id)["ExitCode"] == "3:0"
     end = job.run.end_of()
-    assert (end["code"], end["first_failing_node"], end["stop_requested"]) == (3, "n2", False)
+    assert (end["code"], end["first_failing_node"], end["stop_requested"]) == (3, job.host(1), False)
     assert job.run.record(0)["told_to_stop"] is True
     assert "told\n" in job.run.log(0)
     assert not job.run.folder.secrets.exists()
@@ -147,10 +151,10 @@ def agent_of(job: Job, node: str) -> int:
 def test_an_agent_that_is_killed_is_named_and_nothing_of_its_node_runs_on(submit: Any) -> None:
     job = submit("/usr/bin/python3 experiments/ring/t.py; echo not reached", files={"t.py": SAVES})
     job.training()
-    os.kill(agent_of(job, "n2"), signal.SIGKILL)
+    os.kill(agent_of(job, job.host(1)), signal.SIGKILL)
     assert job.testbed.wait_job(job.id) == "FAILED"
     end = job.run.end_of()
-    assert (end["code"], end["first_failing_node"], end["for_good"]) == (137, "n2", False)
+    assert (end["code"], end["first_failing_node"], end["for_good"]) == (137, job.host(1), False)
     assert job.run.processes() == []
     assert job.left() == [job.scratch(1).path.name]  # until the next agent on that node finds it
 
@@ -165,7 +169,7 @@ def test_a_container_has_the_tables_variables_and_the_images_path(submit: Any, t
         assert promised(job.run.job) <= set(values)
         assert set(values) - promised(job.run.job) <= added
         assert values["PATH"] != job.run.job.spec.node.path
-        assert values["TUNEPLANE_MAIN_PROCESS_IP"] == "10.77.0.11"
+        assert values["TUNEPLANE_MAIN_PROCESS_IP"] == f"10.77.0.1{job.host(0)[1:]}"
         assert values["HOME"] == str(job.scratch(rank).home)
 
 
@@ -199,7 +203,15 @@ def test_a_shell_beside_the_trainer_has_its_environment(
     train = 'env >"$TUNEPLANE_OUT_DIR/env-$TUNEPLANE_MACHINE_RANK"; echo training; sleep 1000'
     job = submit(train, testbed.image if contained else None)
     job.training()
-    step = ["srun", f"--jobid={job.id}", "--nodelist=n2", "--nodes=1", "--ntasks=1", "--overlap", "--mem=0"]
+    step = [
+        "srun",
+        f"--jobid={job.id}",
+        f"--nodelist={job.host(1)}",
+        "--nodes=1",
+        "--ntasks=1",
+        "--overlap",
+        "--mem=0",
+    ]
     step += ["--gres=none", "--export=NONE", *job.run.kernel("shell", str(job.run.path), "0")]
     said = testbed.exec(
         [*step, "1", "bash", "-c", 'pwd; echo "$@"; env', "x", "a b", "$c"]
