@@ -54,7 +54,7 @@ def examine(
     request: Request,
     environ: Mapping[str, str],
     cache: Path,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[Draft | None, Findings]:
     """Every check of a submit that needs no queue, all faults at once (C30). The draft is None where any is."""
     draft, found = compile_request(lab, catalog, request, environ, cache, progress)
