@@ -9,6 +9,7 @@ import copy
 import json
 import secrets
 import shlex
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+from filelock import FileLock
 from testbed_client import Testbed
 
 URL = "https://tracker.example.org/lab"
@@ -29,13 +31,17 @@ FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED"
 
 @contextmanager
 def login_profile(bed: Testbed, user: str, text: str) -> Iterator[None]:
-    """`~/.profile` of a user, which Slurm reads for jobs with `--export=NONE`; gone afterwards."""
+    """`~/.profile` of a user, which Slurm reads for jobs with `--export=NONE`; gone afterwards.
+
+    Others who want one for the same user wait.
+    """
     path = str(bed.home(user) / ".profile")
-    bed.exec(["sh", "-c", 'cat >"$1"', "sh", path], user=user, input=text)
-    try:
-        yield
-    finally:
-        bed.exec(["rm", "-f", path], user=user)
+    with FileLock(Path(tempfile.gettempdir()) / f"tuneplane-testbed-profile-{user}.lock"):
+        bed.exec(["sh", "-c", 'cat >"$1"', "sh", path], user=user, input=text)
+        try:
+            yield
+        finally:
+            bed.exec(["rm", "-f", path], user=user)
 
 
 def unique(name: str) -> str:

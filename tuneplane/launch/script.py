@@ -134,9 +134,13 @@ def slurm_command(job: JobSpec) -> str:
 def slurm_teardown() -> list[str]:
     """Wait through signals, write the attempt's end, leave with the first failing node's code."""
     return [
-        "until read -r -t 1 code <&3; do",
-        "  [[ $? -gt 128 ]] || { code=137; break; }  # neither a second nor a signal: its shell was killed",
+        "code=",
+        "until read -r -t 1 part <&3; do",
+        "  [[ $? -gt 128 ]] || break  # neither a second nor a signal: its shell has ended",
+        "  code+=$part  # the second may be over in the middle of the number",
         "done",
+        "code+=$part",
+        "code=${code:-137}  # its shell was killed",
         'ended=$("${kernel[@]}" end "$run" "$attempt" "$code") && code=$ended',
         'exit "$code"',
         "",
