@@ -9,9 +9,9 @@ from typing import Any
 
 from registry_stub import fake_apptainer
 
-from tuneplane.images.convert import Builder
 from tuneplane.images.folder import ImageFolder, Prepared
-from tuneplane.images.pull import Frozen, Place, fetch, freeze
+from tuneplane.images.place import Builder, Place
+from tuneplane.images.pull import Frozen, fetch, freeze
 from tuneplane.images.reference import parse_reference
 
 

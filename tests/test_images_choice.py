@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from tuneplane.images import Choice, Rules, choose_image, image_faults, resolve_image
-from tuneplane.images.convert import Builder
-from tuneplane.images.pull import Place
+from tuneplane.images.place import Builder, Place
 from tuneplane.kernel.errors import UsageError
 
 EVERYTHING = {

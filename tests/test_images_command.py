@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from registry_stub import Image, Stub, digest_of, fake_apptainer, index_of, layer_of, stub_registry
+from registry_stub import Image, Stub, digest_of, fake_apptainer, index_of, layer_of, program, stub_registry
 
 ROOT = Path(__file__).resolve().parents[1]
 URL = "https://tracker.example.org/x"
@@ -367,6 +367,96 @@ def test_the_sites_folder_is_used_where_there_is_one(desk: Desk, image: Image) -
     desk.tp("image", "pull", f"{desk.stub.host}/trainer:v1", "--profile", "box")
     assert len(list((desk.base / "shared").glob("*.sif"))) == 1 and desk.images() == []
     assert json.loads(desk.tp("image", "ls", "--json").stdout)[0]["shared"] is True
+
+
+SRUN = """#!/usr/bin/env python3
+import json, os, sys
+words = sys.argv[1:]
+with open({log!r}, "a") as file:
+    file.write(json.dumps([words, sorted(os.environ)]) + "\\n")
+while words[0].startswith("-"):
+    words.pop(0)
+{before}
+os.execvp(words[0], words)
+"""
+
+
+def site_with_jobs(desk: Desk, before: str = "") -> Path:
+    """A Slurm profile whose images are prepared by a job; srun runs its command right here."""
+    desk.configure(more='image_job: ["--partition=online", "--cpus-per-task=2"]')
+    text = (desk.site / "cluster/box.yaml").read_text().replace("scheduler: local", "scheduler: slurm")
+    (desk.site / "cluster/box.yaml").write_text(text)
+    log = desk.base / "srun-calls"
+    program(desk.base / "slurm", "srun", SRUN.format(log=str(log), before=before))
+    return log
+
+
+def by_job(
+    desk: Desk, command: str, image: str, *more: str, code: int = 0
+) -> subprocess.CompletedProcess[str]:
+    words = [command, "mlp", "--profile", "box:1", "--image", image, "--observability-url", URL, *more]
+    path = f"{desk.base}/slurm:/usr/local/bin:/usr/bin:/bin"
+    return desk.tp(*words, code=code, PATH=path, HF_TOKEN="hf_secret", SLURM_JOB_ID="7", SBATCH_QOS="x")
+
+
+def test_a_site_may_have_images_prepared_by_a_job(desk: Desk, image: Image) -> None:
+    log = site_with_jobs(desk)
+    name = f"{desk.stub.host}/trainer:v1"
+    said = json.loads(by_job(desk, "render", name, "--json").stdout)
+    found = json.loads((Path(said["folder"]) / "job.json").read_text())["spec"]["container"]["image"]
+    (file,) = desk.images()
+    assert (found["path"], found["digest"], found["reference"]) == (str(file), image.digest, name)
+    assert found["sha256"] == digest_of(file.read_bytes()).removeprefix("sha256:")
+    assert (found["size_bytes"], found["modified_s"]) == (file.stat().st_size, int(file.stat().st_mtime))
+    ((words, names),) = [json.loads(line) for line in log.read_text().splitlines()]
+    assert words[:6] == [
+        *("--quiet", "--nodes=1", "--ntasks=1", "--job-name=tp-image"),
+        *("--partition=online", "--cpus-per-task=2"),
+    ]
+    assert words[8:] == [
+        *("tuneplane.cli.main", "image", "pull", f"{name}@{image.digest}"),
+        *("--profile", "box", "--here", "--json"),
+    ]
+    assert {"HOME", "TUNEPLANE_CONFIG_DIR"} <= set(names)
+    assert not {"HF_TOKEN", "SLURM_JOB_ID", "SBATCH_QOS"} & set(names)
+    by_job(desk, "render", name)
+    assert len(log.read_text().splitlines()) == 1, "the second time it is there"
+    assert name in desk.tp("image", "ls", "--profile", "box").stdout
+
+
+def test_a_job_that_fails_is_told_by_its_own_words(desk: Desk, image: Image) -> None:
+    site_with_jobs(desk, before='sys.exit("srun: error: invalid partition specified: online")')
+    done = by_job(desk, "render", f"{desk.stub.host}/trainer:v1", code=1)
+    assert "the job that prepares the image failed: srun: error: invalid partition" in done.stderr
+    site_with_jobs(desk, before='print("nonsense"); sys.exit(0)')
+    assert "said 'nonsense" in by_job(desk, "render", f"{desk.stub.host}/trainer:v1", code=1).stderr
+    assert not (desk.storage / "runs").exists()
+
+
+def test_where_only_the_job_reaches_the_registry_it_freezes_the_tag_too(desk: Desk, image: Image) -> None:
+    """The registry's name is known inside the job alone."""
+    host = f"registry.test:{desk.stub.port}"
+    log = site_with_jobs(desk, before="os.environ['PYTHONPATH'] = os.environ['REACHING']")
+    site = desk.site / "site/default.yaml"
+    site.write_text(site.read_text().replace(desk.stub.host, host) + f'insecure_registries: ["{host}"]\n')
+    reaching = desk.base / "reaching"
+    reaching.mkdir()
+    (reaching / "sitecustomize.py").write_text(
+        "import socket\nreal = socket.getaddrinfo\n"
+        "known = lambda host: '127.0.0.1' if host == 'registry.test' else host\n"
+        "socket.getaddrinfo = lambda host, *rest, **more: real(known(host), *rest, **more)\n"
+    )
+    path = f"{desk.base}/slurm:/usr/local/bin:/usr/bin:/bin"
+    more = {"PATH": path, "REACHING": f"{reaching}:{ROOT}"}
+    words = ["mlp", "--profile", "box:1", "--image", f"{host}/trainer:v1", "--observability-url", URL]
+    done = desk.tp("validate", *words, **more)
+    assert f"https://{host} cannot be asked" in done.stderr and "a job freezes the name" in done.stderr
+    printed = desk.tp("submit", *words, "--dry-run", **more).stdout
+    assert f"# image       {host}/trainer:v1  frozen and prepared by a job at submit  (apptainer)" in printed
+    assert not log.exists() and not (desk.storage / "images").exists()
+    said = json.loads(desk.tp("render", *words, "--json", **more).stdout)
+    found = json.loads((Path(said["folder"]) / "job.json").read_text())["spec"]["container"]["image"]
+    assert found["digest"] == image.digest and Path(found["path"]).is_file()
 
 
 @pytest.mark.parametrize("words", [["--help"], ["job", "ls"], ["image", "--help"]])

@@ -17,11 +17,12 @@ import pytest
 from image_lab import ImageLab
 from registry_stub import Image, Stub, digest_of, layer_of, program, stub_registry
 
-from tuneplane.images.convert import Builder, sqsh_argv
+from tuneplane.images.convert import sqsh_argv
 from tuneplane.images.download import Blobs, write_layout
 from tuneplane.images.folder import ImageFolder
 from tuneplane.images.manifest import Manifest, parse
-from tuneplane.images.pull import Place, fetch, freeze
+from tuneplane.images.place import Builder, Place
+from tuneplane.images.pull import fetch, freeze
 from tuneplane.images.reference import parse_reference
 from tuneplane.images.serve import serve_layout
 from tuneplane.kernel.errors import OperationError

@@ -303,3 +303,81 @@ def test_a_run_needs_no_registry_once_its_image_is_there(shop: Shop) -> None:
         assert len([n for n in run.notices if "The tag may have moved since" in n]) == notices, run.notices
         run.wait("COMPLETED")
         assert "in the image: offline" in run.log()
+
+
+@pytest.fixture
+def inner(shop: Shop) -> Iterator[Registry]:
+    """A registry that nodes reach and the login host does not: it has no route there."""
+    folder = shop.registry.folder.parent / "inner"
+    port = int(shop.registry.address.rpartition(":")[2]) + 3
+    bed = shop.bed
+    bed.node_exec("n1", ["ip", "addr", "replace", "10.78.0.1/32", "dev", "lo"])
+    for node in bed.nodes[1:]:
+        bed.node_exec(node, ["ip", "route", "replace", "10.78.0.1/32", "via", "10.77.0.11"])
+    enter = [
+        "env",
+        f"TUNEPLANE_TESTBED_DIR={bed.state}",
+        str(PROGRAM),
+        "node-exec",
+        "n1",
+        "--user",
+        "root",
+        "--",
+    ]
+    with run_registry(folder, f"10.78.0.1:{port}", enter=enter) as registry:
+        yield registry
+    bed.node_exec("n1", ["ip", "addr", "del", "10.78.0.1/32", "dev", "lo"])
+    for node in bed.nodes[1:]:
+        bed.node_exec(node, ["ip", "route", "del", "10.78.0.1/32"])
+
+
+def at_offline_site(shop: Shop, inner: Registry) -> SlurmLab:
+    lab = at_site(shop, "alice")
+    site = lab.base / "site-config/site/default.yaml"
+    text = site.read_text().replace(shop.guarded.address, inner.address)
+    lab.write(str(site), text + 'image_job: ["--partition=gpu", "--cpus-per-task=2"]\n')
+    return lab
+
+
+def test_where_login_hosts_reach_no_registry_a_job_prepares_the_image(shop: Shop, inner: Registry) -> None:
+    image = shop.image("by a job")
+    name = shop.push(inner, "team/inner", "v1", image)
+    lab = at_offline_site(shop, inner)
+    said = lab.tp("validate", lab.experiment, *words(f"{name}:v1"))
+    assert "cannot be asked: Network is unreachable" in said and "a job freezes the name" in said
+    run = lab.submit_words(*words(f"{name}:v1"))
+    run.wait("COMPLETED")
+    assert "in the image: by a job" in run.log()
+    assert image_of(run)["digest"] == image.digest and image_of(run)["reference"] == f"{name}:v1"
+    said = lab.refused("submit", lab.experiment, *words(f"{name}:v9"), code=1)
+    assert f"the job that prepares the image failed: {name}:v9: {inner.address} has no tag v9" in said
+
+
+def test_a_job_that_prepares_an_image_ends_with_the_command_that_waits_for_it(
+    shop: Shop, inner: Registry
+) -> None:
+    image = shop.image("given up", layer_of({"opt/x": os.urandom(40_000_000)}))
+    name = shop.push(inner, "team/given-up", "v1", image)
+    lab = at_offline_site(shop, inner)
+    pid_file = lab.base / "pid"
+    pull = ["tp", "image", "pull", f"{name}:v1", "--profile", "h200"]
+    # A shell that starts others in the background has them ignore SIGINT; Python puts it back.
+    start = "import os, signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    start += "open(sys.argv[1], 'w').write(str(os.getpid())); os.execvp(sys.argv[2], sys.argv[2:])"
+    queue = ["squeue", "-h", "--name=tp-image", "--user=alice", "-o", "%T"]
+    with ThreadPoolExecutor() as pool:
+        argv = ["/usr/bin/python3", "-c", start, str(pid_file), *pull]
+        waiting = pool.submit(lab.sh, argv, check=False, timeout=120)
+        deadline = time.monotonic() + 60
+        while not processes_of(shop, f"{image.digest.replace(':', '-')}.sif.work"):
+            assert time.monotonic() < deadline and not waiting.done(), waiting
+            time.sleep(0.05)
+        assert lab.sh(queue).stdout.split() == ["RUNNING"]
+        lab.sh(["kill", "-INT", pid_file.read_text().strip()])
+        assert waiting.result().returncode == 130, waiting.result()
+    deadline = time.monotonic() + 30
+    while lab.sh(queue).stdout.strip() or processes_of(shop, image.digest.replace(":", "-")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert not (shop.bed.home("alice") / f"tuneplane/images/{image.digest.replace(':', '-')}.sif").exists()
+    lab.tp(*pull[1:])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
+from tuneplane.imagejob import pull_by_job
 from tuneplane.images import Choice, Rules, allowed_registries, choose_image
-from tuneplane.images.convert import Builder, default_scratch
 from tuneplane.images.folder import SIF, SQSH, ImageFolder
 from tuneplane.images.manifest import own_architecture
-from tuneplane.images.pull import Place
+from tuneplane.images.place import Builder, Place, default_scratch
 from tuneplane.images.registries import VARIABLE
 from tuneplane.kernel.errors import Fault, UsageError
 from tuneplane.recipes.recipe import Recipe
@@ -39,8 +40,8 @@ def image_rules(site: Site, environ: Mapping[str, str]) -> Rules:
     return Rules(registries=registries, folders=site.image_folders, contact=site.contact)
 
 
-def image_place(config: Config, user: str, environ: Mapping[str, str]) -> Place:
-    """Where images for a cluster profile are looked for and made.
+def image_place(config: Config, user: str, environ: Mapping[str, str], *, here: bool = False) -> Place:
+    """Where images for a cluster profile are looked for and made. here: by this process, whatever the site says.
 
     Raises UsageError where compute nodes would not reach the site's folder, or no runtime starts images.
     """
@@ -56,6 +57,7 @@ def image_place(config: Config, user: str, environ: Mapping[str, str]) -> Place:
         )
     if site.image_cache is not None:
         _check_reach(Path(site.image_cache), cluster)
+    by_job = cluster.scheduler == "slurm" and bool(site.image_job) and not here
     program = cluster.container.binary or ("enroot" if form == SQSH else cluster.container.runtime)
     return Place(
         folders=tuple(image_folders(site, cluster)),
@@ -63,6 +65,7 @@ def image_place(config: Config, user: str, environ: Mapping[str, str]) -> Place:
         architecture=cluster.architecture or own_architecture(),
         user=user,
         insecure=tuple(site.insecure_registries),
+        elsewhere=partial(pull_by_job, tuple(site.image_job), cluster.name) if by_job else None,
     )
 
 

@@ -43,8 +43,9 @@ def image_command() -> None:
 @click.argument("image")
 @click.option("--profile", required=True, shell_complete=complete_profiles, help="For whose nodes.")
 @click.option("--share", is_flag=True, help="Into the site's folder, though only a login can read it.")
+@click.option("--here", is_flag=True, help="By this process, also where the site has jobs for it.")
 @json_option
-def pull_command(image: str, profile: str, share: bool, as_json: bool) -> None:
+def pull_command(image: str, profile: str, share: bool, here: bool, as_json: bool) -> None:
     """Make the file that nodes of a profile start from IMAGE, HOST/NAME:TAG or @sha256:…, unless it is there."""
     from tuneplane.images import Choice, image_faults, is_local, resolve_image
     from tuneplane.images.choice import FLAG
@@ -59,7 +60,7 @@ def pull_command(image: str, profile: str, share: bool, as_json: bool) -> None:
     rules = image_rules(config.site, os.environ)
     choice = Choice(image, FLAG)
     raise_faults(image_faults(choice, rules))
-    place = image_place(config, current_user(), os.environ)
+    place = image_place(config, current_user(), os.environ, here=here)
     progress = image_progress()
     chosen = resolve_image(choice, rules, place, os.environ, cache_folder(), progress)
     show_notices([] if as_json else [*composed.notices, *chosen.notices])
@@ -67,8 +68,18 @@ def pull_command(image: str, profile: str, share: bool, as_json: bool) -> None:
     remember_root(Path(config.cluster.storage_root).expanduser())  # first: gc looks there for what is left
     made = chosen.fetch(progress, share=share)
     if as_json:
-        told = {"digest": made.digest, "path": made.path, "sha256": made.sha256, "bytes": made.size_bytes}
-        show_json({"image": image, **told, "was_there": was_there, "notices": list(chosen.notices)})
+        show_json(
+            {
+                "image": image,
+                "digest": made.digest,
+                "path": made.path,
+                "sha256": made.sha256,
+                "bytes": made.size_bytes,
+                "modified_s": made.modified_s,
+                "was_there": was_there,
+                "notices": list(chosen.notices),
+            }
+        )
         return
     fields = [("image", image), ("digest", made.digest), ("file", made.path), ("size", size(made.size_bytes))]
     show_fields([*fields, ("made", "before" if was_there else "now")])

@@ -89,6 +89,7 @@ ITEMS: dict[str, Rule] = {
     "site.allowed_registries": registry,
     "site.image_folders": absolute_path,
     "site.insecure_registries": registry,
+    "site.image_job": matching(r"--?[A-Za-z].*", "an option of srun, value included, like --partition=online"),
     "site.secrets": secret_name,
     "cluster.shared": absolute_path,
     "cluster.mounts": mount,

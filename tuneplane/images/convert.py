@@ -15,12 +15,12 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from tuneplane.images.folder import SIF
 from tuneplane.images.manifest import ARCHITECTURES, Manifest
+from tuneplane.images.place import Builder
 from tuneplane.images.progress import Progress
 from tuneplane.kernel.env import is_secret_name
 from tuneplane.kernel.errors import Fault, OperationError
@@ -37,24 +37,6 @@ NICE = 10
 """Login nodes are shared: a build gives way to whoever types there."""
 
 LAST_LINES = 4
-
-
-@dataclass(frozen=True)
-class Builder:
-    """How images are built here.
-
-    program: a name on PATH or a path. scratch: folder for what is unpacked meanwhile.
-    """
-
-    form: str
-    program: str
-    scratch: Path
-
-
-def default_scratch(site_scratch: str | None, environ: Mapping[str, str]) -> Path:
-    """Where builds unpack: what the user told the runtime, what the site says, TMPDIR, /tmp."""
-    told = environ.get("APPTAINER_TMPDIR") or environ.get("SINGULARITY_TMPDIR")
-    return Path(told or site_scratch or environ.get("TMPDIR") or "/tmp")
 
 
 def check_program(builder: Builder, reference: str) -> None:

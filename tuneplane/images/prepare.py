@@ -7,7 +7,7 @@ calls `fetch` of what that gave, once nothing else can fail any more.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,8 @@ from tuneplane.kernel.errors import Fault, UsageError
 
 if TYPE_CHECKING:
     from tuneplane.images.folder import Prepared
-    from tuneplane.images.pull import Frozen, Place
+    from tuneplane.images.place import Elsewhere, Place
+    from tuneplane.images.pull import Frozen
 
 
 @dataclass(frozen=True)
@@ -63,11 +64,29 @@ class ChosenImage:
 
         share: see `pull.fetch`.
         """
-        if self.frozen is None or self.place is None:
+        if self.place is None or (self.frozen is None and self.place.elsewhere is None):
             return self.image
+        if self.place.elsewhere is not None and (self.frozen is None or self.frozen.prepared is None):
+            return self._fetch_elsewhere(self.place.elsewhere, progress, share)
+        assert self.frozen is not None
         from tuneplane.images.pull import fetch
 
         return _of_registry(self.image, fetch(self.frozen, self.place, progress, share=share))
+
+    def _fetch_elsewhere(self, elsewhere: Elsewhere, progress: Progress, share: bool) -> PreparedImage:
+        reference = parse_reference(self.image.reference, self.image.source)
+        # Frozen here already: the job gets the digest, and a tag that moves meanwhile changes nothing.
+        asked = str(replace(reference, digest=self.image.digest or None))
+        made = elsewhere(asked, progress, share)
+        return PreparedImage(
+            self.image.reference,
+            self.image.source,
+            made.path,
+            made.sha256,
+            made.digest,
+            made.size_bytes,
+            made.modified_s,
+        )
 
 
 def image_faults(choice: Choice, rules: Rules) -> list[Fault]:
@@ -108,9 +127,20 @@ def resolve_image(
     if is_local(choice.image):
         return ChosenImage(_local(choice, rules, cache_folder, progress, remember))
     from tuneplane.images.pull import freeze
+    from tuneplane.images.transport import CannotAsk
 
     reference = parse_reference(choice.image, choice.source)
-    frozen = freeze(reference, place, environ, cache_folder, remember=remember)
+    try:
+        frozen = freeze(reference, place, environ, cache_folder, remember=remember)
+    except CannotAsk as error:
+        if place.elsewhere is None:
+            raise
+        to_come = place.folders[-1].path / f"to-come.{place.builder.form}"
+        image = PreparedImage(choice.image, choice.source, str(to_come), "")
+        told = (
+            f"{error.faults[0].what}; a job freezes the name and prepares the image when the run is submitted"
+        )
+        return ChosenImage(image, (told,), None, place)
     image = PreparedImage(choice.image, choice.source, str(frozen.path), "", frozen.digest)
     if frozen.prepared is not None:
         image = _of_registry(image, frozen.prepared)

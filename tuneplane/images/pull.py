@@ -8,13 +8,13 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuneplane import __version__
-from tuneplane.images.convert import Builder, check_program, check_room, convert, remove_tree
+from tuneplane.images.convert import check_program, check_room, convert, remove_tree
 from tuneplane.images.distribution import Registry, read_all, unlike_digest
 from tuneplane.images.download import Blobs, fetch_image, no_room
 from tuneplane.images.folder import ImageFolder, Prepared, Record, file_name
@@ -29,6 +29,7 @@ from tuneplane.images.manifest import (
     config_architecture,
     parse,
 )
+from tuneplane.images.place import Place
 from tuneplane.images.progress import Progress, silent
 from tuneplane.images.reference import Reference
 from tuneplane.images.transport import CannotAsk
@@ -36,22 +37,6 @@ from tuneplane.images.turn import Owner, turn
 from tuneplane.kernel.digests import sha256_bytes
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import write_json
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where and how images are prepared for a cluster profile.
-
-    folders: in the order in which they are looked into; the first that may be written takes a new image.
-    architecture: the nodes', in Go's words. insecure: registries that may be asked by plain HTTP.
-    user: this user's name, for the mark of whoever builds.
-    """
-
-    folders: tuple[ImageFolder, ...]
-    builder: Builder
-    architecture: str
-    user: str
-    insecure: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -163,9 +148,11 @@ def _ask(registry: Registry, digest: str | None, place: Place) -> Frozen:
     prepared = _by_digest(manifest, place)
     if prepared is not None:
         return Frozen(reference, whole, manifest, prepared.path, prepared)
-    check_program(place.builder, str(reference))
     folder = _target(registry, whole, place)
     path = folder.file(manifest, place.builder.form)
+    if place.elsewhere is not None:  # which has other programs and disks
+        return Frozen(reference, whole, manifest, path, None, folder, (), parsed, registry)
+    check_program(place.builder, str(reference))
     check_room(folder.path, _missing_bytes(folder, path, parsed), parsed, place.builder)
     return Frozen(reference, whole, manifest, path, None, folder, (), parsed, registry)
 

@@ -36,6 +36,8 @@ def _image_rows(image: Image | None, runtime: str) -> list[tuple[str, str]]:
         return [("image", "no container")]
     if image.digest:
         return [("image", f"{image.reference}  {image.digest}  ({runtime})"), ("image file", image.path)]
+    if not image.sha256:
+        return [("image", f"{image.reference}  frozen and prepared by a job at submit  ({runtime})")]
     return [("image", f"{image.path}  sha256:{image.sha256}  ({runtime})")]
 
 
