@@ -159,6 +159,13 @@ def test_validate_asks_the_registry_and_fetches_nothing(desk: Desk, image: Image
     assert desk.layers_served(image) == 0 and not (desk.storage / "images").exists()
 
 
+def test_an_unknown_tag_is_told_together_with_all_other_faults(desk: Desk, image: Image) -> None:
+    words = ["mlp", "--profile", "box:99", "--image", f"{desk.stub.host}/trainer:v2"]
+    done = desk.tp("validate", *words, "--json", code=2)
+    told = " ".join(fault["what"] for fault in json.loads(done.stdout)["faults"])
+    assert "observability_url" in told and "99" in told and "has no tag v2 of trainer" in told
+
+
 def test_a_dry_run_resolves_and_leaves_nothing_behind(desk: Desk, image: Image) -> None:
     before = {p for p in desk.base.rglob("*") if "lab" not in p.parts}
     printed = desk.run("submit", f"{desk.stub.host}/trainer:v1", "--dry-run").stdout

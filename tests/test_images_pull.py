@@ -621,6 +621,18 @@ def test_a_docker_image_is_taken_like_any(stub: Stub, lab: ImageLab) -> None:
     assert lab.pull(f"{stub.add(image, 'v1')}:v1").record.manifest == image.digest
 
 
+def test_a_layer_of_no_bytes_is_a_layer(stub: Stub, lab: ImageLab) -> None:
+    image = image_of(1000)
+    manifest = json.loads(image.manifest)
+    manifest["layers"].append({**manifest["layers"][0], "digest": digest_of(b""), "size": 0})
+    raw = json.dumps(manifest).encode()
+    stub.add(image)
+    stub.blobs[digest_of(b"")] = b""
+    for key in ("v1", digest_of(raw)):
+        stub.manifests[key] = (image.kind, raw)
+    assert lab.pull(f"{stub.host}/trainer:v1").record.manifest == digest_of(raw)
+
+
 def test_a_folder_with_a_weird_name_is_as_good_as_any(stub: Stub, weird_dir: Path) -> None:
     lab = ImageLab(weird_dir)
     assert lab.pull(f"{stub.add(image_of(1000), 'v1')}:v1").path.exists()

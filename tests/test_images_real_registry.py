@@ -112,6 +112,7 @@ def test_a_part_that_is_there_already_is_not_fetched_again(registry: Registry, l
     (layer,) = image.layers
     blobs = lab.folder / f".{image.digest.replace(':', '-')}.sif.work.{os.getuid()}" / "layout/blobs/sha256"
     blobs.mkdir(parents=True)
+    blobs.parents[2].chmod(0o700)
     (blobs / f".{digest_of(layer).removeprefix('sha256:')}.part").write_bytes(layer[:2_000_000])
     lab.pull(f"{name}:v1")
     assert registry.fetched(digest_of(layer)) == [len(layer) - 2_000_000]

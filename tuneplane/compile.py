@@ -19,7 +19,7 @@ from tuneplane.compose import Composed, compose, parse_mount
 from tuneplane.containers import Container as Started
 from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
-from tuneplane.images import Choice, ChosenImage, Rules, image_faults, resolve_image
+from tuneplane.images import Choice, ChosenImage, Rules, image_faults, is_local, resolve_image
 from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel.errors import Fault, TunePlaneError, UsageError
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
@@ -176,6 +176,10 @@ def compile_request(
     site, cluster = composed.config.site, composed.config.cluster
     capsule = _packed(found, lab, request, site)
     choice = _chosen_image(found, recipe, composed, request, environ) if recipe else None
+    # Of a registry's image all is known by a few small answers; a local one is read whole, and so last.
+    chosen = None
+    if choice and not is_local(choice[0].image):
+        chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
     _check_storage(found, cluster)
     if cluster.scheduler == "local" and request.flags:
@@ -188,8 +192,7 @@ def compile_request(
             found.notices.append(notice)
     if found.faults or found.refused or not (lock and recipe and entry and placement and capsule):
         return None, found
-    chosen = None
-    if choice:
+    if choice and chosen is None:
         chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
     if choice and chosen is None:
         return None, found

@@ -5,6 +5,7 @@ Pull calls `fetch_image`. A blob has its final name only once its sha256 is the 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -133,6 +134,8 @@ def _fetch_blob(
         partial = blobs.partial(blob)
         digest, start = _digest_of(partial, blob, stopped, count)
         try:
+            if blob.size_bytes == 0:
+                partial.touch(0o600)
             if start < blob.size_bytes:
                 # A registry that has no ranges, or a proxy that drops them, gives all from the start.
                 start, digest = _append(registry, blob, partial, digest, start, count, stopped)
@@ -242,10 +245,7 @@ def _pause(stopped: threading.Event, seconds: float) -> None:
 
 def no_room(error: OSError, path: Path) -> OperationError:
     """A file that could not be written, with the remedy where the disk or a quota is full."""
-    return OperationError(
-        Fault(
-            f"cannot be written: {error.strerror or error}",
-            str(error.filename or path),
-            "free space or quota there; tp image gc shows what of TunePlane's images may go",
-        )
-    )
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free space or quota there; tp image gc shows what of TunePlane's images may go" if full else ""
+    what = f"cannot be written: {error.strerror or error}"
+    return OperationError(Fault(what, str(error.filename or path), remedy))

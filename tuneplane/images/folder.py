@@ -12,6 +12,7 @@ folder which several users may write (mode 1777) needs no folders of anybody's i
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -95,6 +96,16 @@ class ImageFolder:
         """Where this user's layers for an image are fetched to."""
         return self.path / f".{name}.work.{os.getuid()}"
 
+    def make_work(self, name: str) -> Path:
+        """Make that folder, 0700. Raises OSError; PermissionError where a stranger made it."""
+        path = self.work(name)
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = path.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            # Its owner could exchange layers after they were checked.
+            raise PermissionError(errno.EPERM, "it is not this user's alone", str(path))
+        return path
+
     def find(self, manifest_digest: str, form: str) -> Prepared | None:
         """The image made from this manifest, whole and as recorded; None where it is not there."""
         return self._read(self.file(manifest_digest, form))
@@ -166,12 +177,15 @@ class ImageFolder:
     def publish(self, built: Path, record: Record) -> Prepared | None:
         """Give a finished image its name. Another's of the same name, come first, is kept. Raises OSError."""
         target = self.file(record.manifest, record.form)
+        earlier = self._read(target)
+        if earlier is not None:  # runs may know it by its sha256 already
+            built.unlink()
+            return earlier
         with built.open("rb") as file:
             os.fsync(file.fileno())
         built.chmod(0o444)
-        if target.exists() and self._read(target) is None:
-            with suppress(OSError):
-                target.unlink()
+        with suppress(OSError):
+            target.unlink()  # cut short, or without a record of its own
         try:
             write_json(self._record(target), asdict(record), 0o644)
             built.rename(target)
@@ -186,8 +200,12 @@ class ImageFolder:
         """Remember that this user takes an image, so that nobody's `gc` takes it away."""
         mark = file.parent / f".{file.name}.used.{os.getuid()}"
         with suppress(OSError):
-            mark.touch(0o644)
-            os.utime(mark)
+            # Whoever may write to a shared folder could have put a link there.
+            descriptor = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+            try:
+                os.utime(descriptor)
+            finally:
+                os.close(descriptor)
 
     def remove(self, image: Prepared) -> None:
         """Take an image away: its file, its record, this user's marks. Raises OSError."""

@@ -274,10 +274,9 @@ def _build(frozen: Frozen, place: Place, folder: ImageFolder, progress: Progress
     """Fetch, check, convert, publish. What was fetched stays where this ends early."""
     assert frozen.registry is not None and frozen.content is not None
     manifest, form = frozen.content, place.builder.form
-    work = folder.work(file_name(frozen.manifest, form))
-    layout, built = work / "layout", work / f"image.{form}"
     try:
-        work.mkdir(mode=0o700, exist_ok=True)
+        work = folder.make_work(file_name(frozen.manifest, form))
+        layout, built = work / "layout", work / f"image.{form}"
         missing_bytes = Blobs(layout).missing_bytes(manifest)
         check_room(folder.path, missing_bytes, manifest, place.builder)  # others built while this one waited
         fetch_image(frozen.registry, manifest, layout, progress)
@@ -303,7 +302,7 @@ def _build(frozen: Frozen, place: Place, folder: ImageFolder, progress: Progress
         )
         image = folder.publish(built, record)
     except OSError as error:
-        raise no_room(error, work) from None
+        raise no_room(error, folder.path) from None
     if image is None:
         raise OperationError(Fault("the finished image could not be read back", str(folder.path)))
     remove_tree(work)
