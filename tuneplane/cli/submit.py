@@ -16,7 +16,7 @@ from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 if TYPE_CHECKING:
     from tuneplane.compile import Draft, Findings, Request
-    from tuneplane.submit import Submitted
+    from tuneplane.start import Submitted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -134,11 +134,9 @@ def submit_command(
     if run_text is not None:
         _refuse_others(name, dry_run, given)
         from tuneplane.runs.index import find_run
-        from tuneplane.verify import check_prepared
+        from tuneplane.start import start_prepared
 
-        prepared = find_run(run_text)
-        check_prepared(prepared)
-        done = submit.submit_prepared(prepared)
+        done = start_prepared(find_run(run_text), os.environ)
     else:
         if name is None:
             raise UsageError(
@@ -151,8 +149,12 @@ def submit_command(
             show_notices(notices)
             click.echo(script, nl=False)
             return Exit.DONE
+<<<<<<< HEAD
         submit.check_room(draft)
         done = submit.hand_over(submit.prepare(draft, os.environ, image_progress()))
+=======
+        done = submit.submit(draft, os.environ)
+>>>>>>> main
     return _told(done, notices, follow, as_json)
 
 
