@@ -132,10 +132,13 @@ def prepare(draft: Draft, environ: Mapping[str, str], progress: Progress = silen
     return run
 
 
-def submit(draft: Draft, environ: Mapping[str, str]) -> Submitted:
-    """Prepare a run and hand it over. Raises UsageError where the user's GPUs in flight would pass the cap."""
+def submit(draft: Draft, environ: Mapping[str, str], progress: Progress = silent) -> Submitted:
+    """Prepare a run and hand it over. Raises UsageError where the user's GPUs in flight would pass the cap.
+
+    progress: see `prepare`.
+    """
     check_room(draft.spec.resources, draft.site)
-    run = prepare(draft, environ)
+    run = prepare(draft, environ, progress)
     return hand_over(run, read(run.job))
 
 

@@ -149,12 +149,7 @@ def submit_command(
             show_notices(notices)
             click.echo(script, nl=False)
             return Exit.DONE
-<<<<<<< HEAD
-        submit.check_room(draft)
-        done = submit.hand_over(submit.prepare(draft, os.environ, image_progress()))
-=======
-        done = submit.submit(draft, os.environ)
->>>>>>> main
+        done = submit.submit(draft, os.environ, image_progress())
     return _told(done, notices, follow, as_json)
 
 
