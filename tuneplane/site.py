@@ -29,8 +29,8 @@ class Site:
     allowed_registries: list[str] | None = None  # host[:port], exact (C28); None: the environment decides
     image_folders: list[str] | None = None  # where .sif and .sqsh files may lie; None: anywhere readable
     image_cache: str | None = None  # shared folder of prepared images; None: images/ of the storage root
-    image_scratch: str | None = None  # where images are unpacked while they are built; None: TMPDIR, else /tmp
-    image_job: list[str] = field(default_factory=list)  # srun's options of a job that prepares images; none: here
+    image_scratch: str | None = None  # where images are unpacked while built; None: TMPDIR
+    image_job: list[str] = field(default_factory=list)  # srun's options: prepare images by a job
     insecure_registries: list[str] = field(default_factory=list)  # may be asked by plain HTTP
     default_images: dict[str, str] = field(default_factory=dict)  # method, or "*" → image
     runtime_images: dict[str, str] = field(default_factory=dict)  # runtime id → image (C27)
