@@ -14,8 +14,9 @@ from tuneplane.containers.container import (
     argv_faults,
     environment_faults,
     is_utf8,
+    mount_faults,
     path_faults,
-    plain,
+    sorted_mounts,
 )
 from tuneplane.kernel.errors import Fault
 
@@ -80,7 +81,7 @@ def launch(
     command += ["--pwd", container.workdir]
     if container.gpus:
         command.append("--nv")
-    for mount in _all_mounts(container, mounts):
+    for mount in sorted_mounts(container, mounts):
         command += ["--mount", _mount_option(mount)]
     command += [*container.options, container.image]
     if container.home_dir:
@@ -92,7 +93,7 @@ def launch(
     if container.tmp_dir:
         environ[prefix + "TMPDIR"] = "/tmp"
     # From /, so that no folder of the host is the working directory of a runtime that mounts it regardless.
-    return Launch([*command, *argv], environ, "/")
+    return Launch([*command, *argv], environ, "/", enter=command)
 
 
 def faults(
@@ -105,7 +106,7 @@ def faults(
         *environment_faults(env),
         *_environment_faults(env),
         *_folder_faults(container),
-        *_mount_faults(_all_mounts(container, mounts)),
+        *_mount_faults(sorted_mounts(container, mounts)),
     ]
 
 
@@ -113,16 +114,6 @@ def _is_singularity(container: Container) -> bool:
     """SingularityCE reads SINGULARITYENV_ alone; an Apptainer of that name reads both."""
     program = container.binary.rpartition("/")[2] or container.runtime
     return program.startswith("singularity")
-
-
-def _all_mounts(container: Container, mounts: Sequence[Mount]) -> list[Mount]:
-    """Every mount, outer folders first, so that none hides another whatever order the runtime keeps."""
-    own = []
-    if container.tmp_dir:
-        own += [Mount(container.tmp_dir, "/tmp"), Mount(container.tmp_dir, "/var/tmp")]
-    if container.home_dir:
-        own.append(Mount(container.home_dir, container.home_dir))
-    return sorted(dict.fromkeys([*own, *mounts]), key=lambda mount: plain(mount.target).count("/"))
 
 
 def _mount_option(mount: Mount) -> str:
@@ -169,20 +160,8 @@ def _folder_faults(container: Container) -> Iterator[Fault]:
 
 
 def _mount_faults(mounts: Sequence[Mount]) -> Iterator[Fault]:
-    taken: dict[str, Mount] = {}
+    yield from mount_faults(mounts)
     for mount in mounts:
-        yield from path_faults(mount.source, "mount source")
-        yield from path_faults(mount.target, "mount target")
         for path in (mount.source, mount.target):
             if "\r" in path or not is_utf8(path):
                 yield Fault(f"Apptainer cannot mount {path!r}: a carriage return or bytes that are not UTF-8")
-        target = plain(mount.target)
-        if target == "/":
-            yield Fault(f"{mount.source!r} cannot be mounted as /: that is the image", "mounts")
-        elif target in taken:
-            yield Fault(
-                f"{taken[target].source!r} and {mount.source!r} are both to be mounted as {target!r}",
-                "mounts",
-                "give one of them another target",
-            )
-        taken[target] = mount

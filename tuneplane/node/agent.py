@@ -122,9 +122,9 @@ class NodeRun:
         for path, text in command.files.items():
             write_atomic(Path(path), text, 0o600)
         values = {**values, **command.env}
-        path = self.environ.get("PATH", spec.node.path)  # a module may have brought the container runtime
-        started = start_line(job, values, command, self.scratch, self.attempt, path)
-        write_launch(self.scratch.launch, started, list(command.argv))
+        rank = self.given.rank
+        started = start_line(job, values, command, self.scratch, self.attempt, self.environ, rank)
+        write_launch(self.scratch.launch, started)
         lines = [*(f"warning: {told}" for told in self.differences), command_line(self.given, command)]
         text = "".join(f"tuneplane: {line}\n" for line in lines)
         os.write(log, text.encode("utf-8", "surrogateescape"))
