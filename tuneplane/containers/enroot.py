@@ -18,7 +18,7 @@ from tuneplane.containers.container import (
     path_faults,
     sorted_mounts,
 )
-from tuneplane.containers.start_script import ENTER, NAME, RUN, script_faults, start_script
+from tuneplane.containers.start_script import DEFAULT_PATH, ENTER, NAME, RUN, script_faults, start_script
 from tuneplane.kernel.errors import Fault
 
 FOLDERS = ("RUNTIME", "CACHE", "DATA", "TEMP", "CONFIG")
@@ -33,8 +33,6 @@ Not here: UNSHARE_IPC, RESTRICT_DEV and what else a site may decide for all its 
 
 _FOR_THE_RUNTIME = ("PATH", "HOME", "USER", "LOGNAME", "TMPDIR")
 """What enroot's own process may have of the host: its configuration may name them."""
-
-_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 HOOKS = re.compile(r"(NVIDIA|MELLANOX)_[A-Z0-9_]+")
 """Variables of the job that enroot's hooks read before anything starts: which devices are inside."""
@@ -66,7 +64,7 @@ def launch(
         command += ["--mount", _mount_option(mount)]
     command += [*container.options, "--rc", script, container.image]
     environ = {name: host[name] for name in _FOR_THE_RUNTIME if name in host}
-    environ.setdefault("PATH", _DEFAULT_PATH)
+    environ.setdefault("PATH", DEFAULT_PATH)
     environ.update(device_variables(container, env))
     environ.update({f"ENROOT_{name}": value for name, value in SETTINGS.items()})
     environ.update(

@@ -17,15 +17,15 @@ from tuneplane.containers.container import (
     sorted_mounts,
 )
 from tuneplane.containers.enroot import device_variables, folder_faults, unsayable_faults
-from tuneplane.containers.start_script import ENTER, NAME, RUN, script_faults, start_script
+from tuneplane.containers.start_script import DEFAULT_PATH, ENTER, NAME, RUN, script_faults, start_script
 from tuneplane.kernel.errors import Fault, OperationError
 
 FORGOTTEN = (
     *("SLURM_*", "SLURMD_*", "SRUN_*", "SBATCH_*", "PMI_*", "PMI2_*", "PMIX_*", "PYXIS_*", "ENROOT_*"),
     *("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES"),
-    "ZE_AFFINITY_MASK",
+    *("ZE_AFFINITY_MASK", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
 )
-"""What Slurm and pyxis put beside the image's environment. Each node is a step of one task: SLURM_PROCID is 0
+"""What Slurm, pyxis and enroot's hooks need beside the image's environment. Each node is a step of one task: SLURM_PROCID is 0
 everywhere, and where an image has PYTORCH_VERSION so are RANK and LOCAL_RANK."""
 
 _FOR_THE_RUNTIME = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF", "SLURM_CONF_SERVER")
@@ -33,8 +33,6 @@ _FOR_THE_RUNTIME = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF", "SLURM_CONF
 
 _INTO_THE_STEP = ("HOME", "USER", "LOGNAME", "TERM")
 """What pyxis may have of them: the site's enroot.conf may name the user, a shell has a terminal."""
-
-_DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 
 def launch(
@@ -69,7 +67,7 @@ def launch(
         "ENROOT_CONFIG_PATH": f"{container.state_dir}/enroot/config",
     }
     environ = {name: host[name] for name in _FOR_THE_RUNTIME if name in host}
-    environ.setdefault("PATH", _DEFAULT_PATH)
+    environ.setdefault("PATH", DEFAULT_PATH)
     environ.update({**devices, **settings})
     names = [*(n for n in _INTO_THE_STEP if n in host or n == "TERM"), *devices, *settings]
     step = [container.binary or "srun", f"--jobid={job}", "--nodes=1", "--ntasks=1"]

@@ -38,6 +38,16 @@ tp_mode=$1
 shift
 """
 
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH where the image has none, as Apptainer has it."""
+
+_PATH = f"""\
+case $(export -p) in
+  (*'export PATH='*) ;;
+  (*) export PATH={DEFAULT_PATH} ;;
+esac
+"""
+
 _FORGET = """\
 # What the way to here left in the environment, none of it the image's.
 for tp_name in $(
@@ -82,7 +92,7 @@ tp_left() {
   for tp_file in /proc/[0-9]*/stat; do
     tp_read "$tp_file" || continue
     case $tp_state$tp_name in
-      ([ZTX]*|?squashfuse*|?fuse-overlayfs*) continue ;;
+      ([ZTX]*|?squashfuse*|?fuse-overlayfs*|?slurmstepd*) continue ;;
     esac
     [ "$tp_session" != "$tp_own" ] || [ "$tp_pid" = "$$" ] || return 0
   done
@@ -115,7 +125,7 @@ def start_script(
         parts.append(f'[ "$tp_mode" = enter ] || exec >>{shlex.quote(log)} 2>&1\n')
     if forget:
         parts.append(_FORGET.replace("PATTERNS", "|".join(forget)))
-    parts += [f"cd -- {shlex.quote(container.workdir)} || exit 125\n", "unset OLDPWD\n"]
+    parts += [_PATH, f"cd -- {shlex.quote(container.workdir)} || exit 125\n", "unset OLDPWD\n"]
     parts += [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     return "".join([*parts, _ENTER, _RUN])
 
