@@ -18,7 +18,7 @@ from tuneplane.containers.container import (
     path_faults,
     sorted_mounts,
 )
-from tuneplane.containers.start_script import DEFAULT_PATH, ENTER, NAME, RUN, script_faults, start_script
+from tuneplane.containers.start_script import DEFAULT_PATH, ENTER, RUN, script_faults, script_path, start_script
 from tuneplane.kernel.errors import Fault
 
 FOLDERS = ("RUNTIME", "CACHE", "DATA", "TEMP", "CONFIG")
@@ -58,7 +58,7 @@ def launch(
     The host's /dev, with /dev/shm and /dev/infiniband, /proc and /sys come by enroot's own configuration, as
     do the IPC and network namespaces of the host.
     """
-    script = f"{container.state_dir}/{NAME}"
+    script = script_path(container)
     command = [container.binary or "enroot", "start"]
     for mount in sorted_mounts(container, mounts):
         command += ["--mount", _mount_option(mount)]

@@ -17,7 +17,7 @@ from tuneplane.containers.container import (
     sorted_mounts,
 )
 from tuneplane.containers.enroot import device_variables, folder_faults, unsayable_faults
-from tuneplane.containers.start_script import DEFAULT_PATH, ENTER, NAME, RUN, script_faults, start_script
+from tuneplane.containers.start_script import DEFAULT_PATH, ENTER, RUN, script_faults, script_path, start_script
 from tuneplane.kernel.errors import Fault, OperationError
 
 FORGOTTEN = (
@@ -59,7 +59,7 @@ def launch(
         raise OperationError(
             Fault("pyxis starts containers in Slurm jobs alone, and this is none", "cluster.container.runtime")
         )
-    script = f"{container.state_dir}/{NAME}"
+    script = script_path(container)
     devices = device_variables(container, env)
     settings = {
         # Else /etc/profile of the image takes the place of the image's own PATH.
@@ -104,7 +104,7 @@ def faults(
 
 def _own_mounts(container: Container, mounts: Sequence[Mount]) -> list[Mount]:
     """The given mounts, the script, and the log, which stands in a folder that is not writable inside."""
-    script = f"{container.state_dir}/{NAME}"
+    script = script_path(container)
     own = [Mount(script, script, read_only=True)]
     if container.log:
         own.append(Mount(container.log, container.log))

@@ -1,8 +1,7 @@
-"""The script by which a command starts where a runtime cannot be told its environment or its folder.
+"""The script that is the first process in every container: the command's environment, folder and end.
 
-enroot and pyxis write their environments as lines (no line end or outer quotes in a value), let the image win or
-lose by rules of their own, and end the command's first process before the others. So the image's own `sh` reads
-this file, which nothing of argv passes through.
+Runtimes take the image away when their first process ends, though what it started still saves; enroot and pyxis
+cannot be told every value of an environment. So the image's own `sh` reads this file, and no argv has a value.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ from collections.abc import Iterator, Mapping
 from tuneplane.containers.container import Container
 from tuneplane.kernel.errors import Fault
 
-NAME = "start.sh"
-"""Its name in `Container.state_dir`."""
+_NAME = "start.sh"
 
 RUN, ENTER = "run", "enter"
 """Its first argument: the command of the attempt, or another one beside it."""
@@ -26,7 +24,7 @@ _KEPT_BY_SHELLS = frozenset(
     (
         *("_", "UID", "EUID", "PPID", "GROUPS", "SHELLOPTS", "BASHOPTS", "LINENO", "OPTIND", "FUNCNAME"),
         *("DIRSTACK", "HISTCMD", "PIPESTATUS", "RANDOM", "SRANDOM", "SECONDS"),
-        *("EPOCHSECONDS", "EPOCHREALTIME", "IFS", "BASH_VERSION"),
+        *("EPOCHSECONDS", "EPOCHREALTIME", "IFS", "BASH_VERSION", "PWD", "OLDPWD", "SHLVL"),
     )
 )
 """Names that dash, bash and busybox keep or change themselves, so that they would not arrive as given."""
@@ -70,8 +68,8 @@ _ENTER = """\
 
 # In the foreground: as a job in the background the command would have SIGINT ignored for good.
 _RUN = """\
-# This process is the container's first: were it to end with a command that a signal ended, whatever still
-# saves would lose the image. Told to end, it waits for the rest of its session; the agent bounds that.
+# Told to end, this process outlives the command until the rest of its session has ended: else whatever still
+# saves would lose the image. The agent bounds that.
 tp_told=
 trap tp_told=1 TERM
 trap : INT HUP QUIT USR1 USR2
@@ -80,26 +78,31 @@ tp_code=$?
 [ -n "$tp_told" ] || exit "$tp_code"
 unset IFS
 tp_read() {
-  { IFS= read -r tp_line <"$1"; } 2>/dev/null || return 1
-  tp_pid=${tp_line%% *}
+  { IFS= read -r tp_line <"/proc/$1/stat"; } 2>/dev/null || return 1
   tp_name=${tp_line#*(}
   tp_name=${tp_name%%)*}
   set -- ${tp_line##*) }
   tp_state=$1
+  tp_parent=$2
   tp_session=$4
 }
 tp_left() {
-  for tp_file in /proc/[0-9]*/stat; do
-    tp_read "$tp_file" || continue
-    case $tp_state$tp_name in
-      ([ZTX]*|?squashfuse*|?fuse-overlayfs*|?slurmstepd*) continue ;;
-    esac
-    [ "$tp_session" != "$tp_own" ] || [ "$tp_pid" = "$$" ] || return 0
+  for tp_file in /proc/[0-9]*; do
+    tp_pid=${tp_file#/proc/}
+    case $tp_above in (*" $tp_pid "*) continue ;; esac
+    tp_read "$tp_pid" || continue
+    case $tp_state$tp_name in ([ZTX]*|?squashfuse*|?fuse*) continue ;; esac
+    [ "$tp_session" != "$tp_own" ] || return 0
   done
   return 1
 }
-tp_read "/proc/$$/stat" || exit "$tp_code"
+tp_read $$ || exit "$tp_code"
 tp_own=$tp_session
+tp_above=" $$ "
+while [ "$tp_parent" -gt 0 ]; do
+  tp_above="$tp_above$tp_parent "
+  tp_read "$tp_parent" || break
+done
 while tp_left; do
   sleep 0.1 2>/dev/null || sleep 1 || break
 done
@@ -107,10 +110,15 @@ exit "$tp_code"
 """
 
 
+def script_path(container: Container) -> str:
+    """Where the script lies, on the host and in the container."""
+    return f"{container.state_dir}/{_NAME}"
+
+
 def start_script(
     container: Container, env: Mapping[str, str], forget: tuple[str, ...] = (), log: str = ""
 ) -> str:
-    """The text of the script.
+    """The text of the script. `PATH` of `env` is left out, `HOME` and `TMPDIR` are the container's own.
 
     forget: shell patterns of names that are taken out of the environment first. log: file to which all that
     the command prints is appended; empty: its output goes where this script's goes.
@@ -135,6 +143,6 @@ def script_faults(env: Mapping[str, str]) -> Iterator[Fault]:
     for name in env:
         if name in _KEPT_BY_SHELLS:
             yield Fault(
-                f"the variable {name} is the shell's own and cannot be set in a container",
+                f"the variable {name} is a shell's own and cannot be set in a container",
                 remedy="give it another name",
             )
