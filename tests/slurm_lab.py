@@ -196,9 +196,14 @@ class Run:
         deadline = time.monotonic() + timeout_s
         while not (answer := wanted()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what}\n{self.status()}\n{self.log()}\n{self.slurm_output()}")
+                raise AssertionError(f"{what}\n{self.known()}")
             time.sleep(0.2)
         return answer
+
+    def known(self) -> str:
+        """What a failure shows of the run: its status, and the ends of what it printed."""
+        lines = [*self.log().splitlines()[-15:], "---", *self.slurm_output().splitlines()[-15:]]
+        return "\n".join([str(self.status()), *(line[:200] for line in lines)])
 
     def sbatch(self, env: Mapping[str, str] | None = None) -> str:
         """`sbatch` of the run's script by hand; the job's id."""
@@ -213,7 +218,7 @@ class Run:
             if status["state"] in wanted:
                 return status
             if status["state"] in FINAL or time.monotonic() > deadline:
-                raise AssertionError(f"{status}\n{self.log()}\n{self.slurm_output()}")
+                raise AssertionError(f"not {' or '.join(sorted(wanted))}\n{self.known()}")
             time.sleep(0.3)
 
     def log(self, *more: str) -> str:

@@ -43,9 +43,9 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Verdict]] = {
     "one failed, the other was ended by srun": (
         [node(0, 137, 11, told=True), node(1, 1, 10)],
         137,
-        (1, 1, True, True),
+        (1, 1, False, True),
     ),
-    "the victim's clock is ahead": ([node(0, 143, 5, told=True), node(1, 3, 10)], 143, (3, 1, True, True)),
+    "the victim's clock is ahead": ([node(0, 143, 5, told=True), node(1, 3, 10)], 143, (3, 1, False, True)),
     "two failed by themselves": ([node(0, 2, 12), node(1, 1, 11)], 2, (1, 1, False, True)),
     "killed by the kernel, the other hit an error of its network": (
         [node(0, 1, 12), node(1, 137, 11)],
@@ -104,7 +104,7 @@ def test_the_batch_script_reads_one_number(run: Run) -> None:
         "first_failing_node": "n2",
         "first_failing_rank": 1,
         "reason": "the command ended with exit code 3",
-        "stop_requested": True,
+        "stop_requested": False,
         "for_good": True,
     }
 

@@ -217,10 +217,12 @@ def test_a_configuration_that_asks_for_a_secret_is_refused(secret_lab: SlurmLab)
 @pytest.mark.contract("C11")
 def test_a_secret_given_as_a_parameter_is_refused(secret_lab: SlurmLab) -> None:
     env = {"HF_TOKEN": "hf_given_as_a_parameter"}
-    words = ["submit", secret_lab.experiment, *secret_lab.flags("h200:1")]
-    said = secret_lab.refused(*words, "--set", "token=hf_given_as_a_parameter", env=env)
-    assert "HF_TOKEN" in said
-    assert "hf_given_as_a_parameter" not in said
+    words = [secret_lab.experiment, *secret_lab.flags("h200:1"), "--set", "token=hf_given_as_a_parameter"]
+    for command in ("submit", "validate"):
+        said = secret_lab.tp(command, *words, code=2, env=env)
+        assert "the value of HF_TOKEN stands in the run's configuration or parameters" in said
+        assert "hf_given_as_a_parameter" not in said
+    assert secret_lab.run_folders() == []
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ Nothing is written before every check has passed, and nothing is submitted befor
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from tuneplane.launch.script import local_script
 from tuneplane.launch.slurm_commands import estimate_start, submit_script
 from tuneplane.node.environment import render_secrets
 from tuneplane.recipes.catalog import Catalog
-from tuneplane.runs.folder import make_run_folder, new_run_id, run_path
+from tuneplane.runs.folder import check_parents, make_run_folder, new_run_id, run_path
 from tuneplane.runs.index import current_user, remember_root, state_folder
 from tuneplane.runs.state import read_state
 from tuneplane.runs.token import known_token, run_token, token_digest
@@ -47,6 +48,25 @@ class Submitted:
     estimate: str = ""
 
 
+def examine(
+    lab: Lab,
+    catalog: Catalog,
+    request: Request,
+    environ: Mapping[str, str],
+    cache: Path,
+    progress: Progress | None = None,
+) -> tuple[Draft | None, Findings]:
+    """Every check of a submit that needs no queue, all faults at once (C30). The draft is None where any is."""
+    draft, found = compile_request(lab, catalog, request, environ, cache, progress)
+    if draft is None:
+        return None, found
+    job = job_of(draft, new_run_id(request.experiment), "", token="")
+    found.attempt(_refuse_secrets_in, job, draft, environ)
+    found.attempt(script_of, job)
+    found.faults += check_parents(Path(job.metadata.folder), (os.getuid(),))
+    return (None if found.faults or found.refused else draft), found
+
+
 def check(
     lab: Lab,
     catalog: Catalog,
@@ -55,8 +75,8 @@ def check(
     cache: Path,
     progress: Progress | None = None,
 ) -> tuple[Draft, Findings]:
-    """Every check that needs no queue. Raises UsageError or OperationError with all that is wrong."""
-    draft, found = compile_request(lab, catalog, request, environ, cache, progress)
+    """`examine`, which must find nothing. Raises UsageError or OperationError with all that is wrong."""
+    draft, found = examine(lab, catalog, request, environ, cache, progress)
     found.raise_all()
     if draft is None:
         raise UsageError(
@@ -64,7 +84,6 @@ def check(
                 "a submit needs a cluster profile", "--profile", "say NAME[:TOTAL_GPUS], like local or h200:8"
             )
         )
-    _refuse_secrets_in(draft, environ)
     return draft, found
 
 
@@ -123,7 +142,8 @@ def hand_over(run: RunFolder) -> Submitted:
         job_id = submit_script(run.script)
     except OperationError as error:
         write_atomic(run.submit_error, "\n".join(fault.what for fault in error.faults) + "\n", 0o600)
-        raise
+        again = f"nothing was queued; tp submit --run {run.run_id} tries the same script again"
+        raise OperationError(*(Fault(f.what, f.where, f.remedy or again) for f in error.faults)) from None
     record_submission(run, job_id, "tp")
     run.submit_error.unlink(missing_ok=True)
     return Submitted(run, job_id, estimate)
@@ -207,9 +227,8 @@ def script_of(job: JobSpec) -> str:
     return SlurmLauncher(job).render()
 
 
-def _refuse_secrets_in(draft: Draft, environ: Mapping[str, str]) -> None:
+def _refuse_secrets_in(job: JobSpec, draft: Draft, environ: Mapping[str, str]) -> None:
     """A secret of this shell that stands in the JobSpec would be readable for ever (C11)."""
-    job = job_of(draft, "x-20000101-000000-0000", "", token="")
     text = dump(job)
     names = {name for name in environ if env.is_secret_name(name)} | set(draft.site.secrets)
     leaked = sorted(n for n in names if len(environ.get(n, "")) >= SHORTEST_SECRET and environ[n] in text)

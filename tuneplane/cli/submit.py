@@ -66,11 +66,11 @@ def request_options(command: F) -> F:
 @request_options
 def validate_command(name: str, folder: str | None, as_json: bool, **given: Any) -> int:
     """Run every check of a submit of NAME that needs no queue, and report all faults at once."""
-    from tuneplane.compile import compile_request
+    from tuneplane.submit import examine
 
     lab = lab_here(folder)
     request = _request(name, given)
-    _, found = compile_request(lab, load_methods(), request, os.environ, cache_folder(), _progress())
+    _, found = examine(lab, load_methods(), request, os.environ, cache_folder(), _progress())
     faults = [*found.faults, *(fault for error in found.refused for fault in error.faults)]
     if as_json:
         show_json(

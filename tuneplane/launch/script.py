@@ -93,39 +93,48 @@ def slurm_setup(job: JobSpec) -> list[str]:
         'read -r attempt address port <<<"$claim"',
         "",
         "# The trainer is asked to save and end by a marker file: a signal would kill its processes.",
-        "ask_to_save() {",
-        '  : >>"$run/attempts/$attempt/stop"',
-        "  signalled=1",
-        "}",
+        'ask_to_save() { : >>"$run/attempts/$attempt/stop"; }',
         "trap ask_to_save USR2",
-        "trap 'signalled=1' TERM  # outlives the step, to write how it ended",
+        "trap : TERM  # outlive the step, to write how it ended",
         "[[ -z $asked ]] || ask_to_save",
     ]
 
 
 def slurm_command(job: JobSpec) -> str:
-    """One srun task on each node that was really given, in the background so that the traps run."""
+    """One srun task on each node that was really given, beside this shell so that its traps run.
+
+    bash loses a background job's exit code where a trapped signal comes as it ends. So srun is in the
+    foreground of a shell of its own, which writes the code into a pipe.
+    """
     resources, slurm = job.spec.resources, job.spec.slurm
     assert slurm is not None
     arguments = ["srun", "--kill-on-bad-exit=1", "--export=ALL", "--ntasks-per-node=1"]
     if resources.cpus_per_node is not None:  # since 22.05 srun does not take it from sbatch
         arguments.append(f"--cpus-per-task={resources.cpus_per_node}")
     arguments += slurm.srun_options
-    size = '--nodes="${#nodes[@]}" --ntasks="${#nodes[@]}"'
-    task = '"${kernel[@]}" node "$run" "$attempt" "$address" "$port" &'
-    return f"{' '.join(map(quote, arguments))} {size} {task}"
+    return "\n".join(
+        [
+            "step() {",
+            "  trap : USR2 TERM",
+            f'  {" ".join(map(quote, arguments))} --nodes="${{#nodes[@]}}" --ntasks="${{#nodes[@]}}" \\',
+            '    "${kernel[@]}" node "$run" "$attempt" "$address" "$port" >&4 4>&-',
+            '  echo "$?"',
+            "}",
+            "exec 4>&1 3< <(step)",
+        ]
+    )
 
 
 def slurm_teardown() -> list[str]:
     """Wait through signals, write the attempt's end, leave with the first failing node's code."""
     return [
-        "step=$!",
-        "while :; do",
-        "  signalled=",
-        '  wait "$step"',
-        "  code=$?  # of the signal, where one came: the step's own stays to be asked for",
-        "  [[ -n $signalled ]] || break",
+        "code=",
+        "until read -r -t 1 part <&3; do",
+        "  [[ $? -gt 128 ]] || break  # neither a second nor a signal: its shell has ended",
+        "  code+=$part  # the second may be over in the middle of the number",
         "done",
+        "code+=$part",
+        "code=${code:-137}  # its shell was killed",
         'ended=$("${kernel[@]}" end "$run" "$attempt" "$code") && code=$ended',
         'exit "$code"',
         "",

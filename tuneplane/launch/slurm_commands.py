@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -149,19 +150,24 @@ def parse_sacct(said: str) -> dict[str, SlurmJob]:
     return found
 
 
-def parse_code(text: str) -> int | None:
-    """A shell's exit code of `code:signal`: 3 for `3:0`, 137 for `0:9`. `0:53` is Slurm's own failure, 53."""
-    code, _, signal = text.partition(":")
-    if not (code.isdecimal() and (signal.isdecimal() or not signal)):
-        return None
-    number = int(signal or 0)
-    if int(code) or not number:
-        return int(code)
-    return 128 + number if number != FAILED_TO_START else number
-
-
 FAILED_TO_START = 53
-"""The signal number with which slurmd says that it could not start the script or open its output."""
+"""The signal with which slurmd says that it could not start the script or open its output: no process got it."""
+
+OUT_OF_MEMORY = 125
+"""The signal with which Slurm says that the kernel killed for memory, which is by SIGKILL."""
+
+
+def parse_code(text: str) -> int | None:
+    """A shell's exit code of sacct's `code:signal`: 3 for `3:0`, 137 for `0:9`. None for anything else."""
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text, re.ASCII)
+    if found is None:
+        return None
+    code, number = int(found[1]), int(found[2] or 0)
+    if code or not number:
+        return code
+    if number == FAILED_TO_START:
+        return FAILED_TO_START
+    return 128 + (signal.SIGKILL if number == OUT_OF_MEMORY else number)
 
 
 def _call(argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -186,7 +192,7 @@ def _call(argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[
     except subprocess.TimeoutExpired:
         doubt = ", and may have queued the job all the same" if argv[0] == "sbatch" else ""
         remedy = "look with: squeue --me" if doubt else "try again when Slurm's controller answers"
-        what = f"{argv[0]} did not answer within {timeout_s:.0f} s{doubt}"
+        what = f"{argv[0]} did not answer within {timeout_s:g} s{doubt}"
         raise OperationError(Fault(what, "Slurm", remedy)) from None
     except OSError as error:
         raise OperationError(Fault(f"{argv[0]} cannot be run: {error.strerror}", "Slurm")) from None

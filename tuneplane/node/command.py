@@ -74,9 +74,12 @@ def start_line(
     if spec.container.runtime != "none":
         targets = {bind.target for bind in binds}
         binds += [Bind(f, f) for f in dict.fromkeys(data_folders(values)) if f not in targets]
-        missing = [bind.source for bind in binds if not os.path.exists(bind.source)]  # noqa: PTH110
-        if missing:
-            raise OperationError(*(_not_here(source) for source in missing))
+        faults = [_not_here(b.source) for b in binds if not os.path.exists(b.source)]  # noqa: PTH110
+        if not os.path.exists(container.image):  # noqa: PTH110
+            what = f"the image {container.image} is not on this node"
+            faults.append(Fault(what, f"node {os.uname().nodename}", "keep images where all nodes see them"))
+        if faults:
+            raise OperationError(*faults)
     host = {"PATH": spec.node.path, **agent, "TMPDIR": str(scratch.temporary)}
     return launch(container, command.argv, values, binds, host)
 

@@ -112,7 +112,8 @@ class Trainer:
         """
         if not self._reap():
             return
-        if self._kill_at is None:
+        self._obey()
+        if self._kill_at is None:  # else it was told already
             signal_all(trainers(self._tree()), signal.SIGTERM)
         deadline = time.monotonic() + LEFTOVER_GRACE_S
         while self._reap():

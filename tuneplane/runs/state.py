@@ -192,6 +192,8 @@ def _ended(records: Records, job: Submission, slurm: SlurmJob | None) -> Verdict
         return Verdict("FAILED", code, told)
     if job.job_id in records.stopped:
         return Verdict("CANCELLED", code, STOPPED)
+    if slurm and slurm.state not in FINAL:  # what ended it is Slurm's to say, a moment later
+        return Verdict(slurm.state, None, slurm.reason)
     if slurm and slurm.state == "CANCELLED":
         return Verdict("CANCELLED", code, slurm.reason or told)
     if not records.end.get("stop_requested"):

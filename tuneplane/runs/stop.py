@@ -34,6 +34,10 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
         return before
     deadline = time.monotonic() + wait_s
     jobs = read_submissions(run)
+    for job in jobs:
+        if job.is_local and not job.is_here and job.job_id == before.job_id:
+            remedy = f"say tp job stop {run.run_id} there"
+            raise OperationError(Fault(f"{run.run_id} runs on {job.host}", "RUN", remedy))
     noted = stopped_jobs(run)
     _note(run, noted | {job.job_id for job in jobs})
     try:
@@ -45,12 +49,6 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
         _note(run, noted)  # it was not stopped
         raise
     state = read_state(run)
-    if state.state in ("RUNNING", "PENDING") and state.job_id.startswith("local-"):
-        host = next((job.host for job in jobs if job.job_id == state.job_id), "another machine")
-        _note(run, noted)
-        raise OperationError(
-            Fault(f"{run.run_id} runs on {host}", "RUN", f"say tp job stop {run.run_id} there")
-        )
     if state.is_final:
         run.secrets.unlink(missing_ok=True)
     return state
