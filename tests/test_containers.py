@@ -300,7 +300,9 @@ def test_building_the_same_start_twice_gives_the_same_and_changes_nothing_given(
 
 def test_an_unknown_runtime_is_named_with_those_there_are():
     (fault,) = faults(Container(runtime="docker"), ["true"], {})
-    assert fault.what == "container runtime 'docker' is not one of apptainer, singularity, enroot, pyxis, none"
+    assert (
+        fault.what == "container runtime 'docker' is not one of apptainer, singularity, enroot, pyxis, none"
+    )
 
 
 def mount_options(started: Launch) -> list[str]:

@@ -328,7 +328,9 @@ time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("shell", "code"), [([], 4), (["bash", "-c", '"$@"; exit 9', "sh"], 128 + signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("shell", "code"), [([], 4), (["bash", "-c", '"$@"; exit 9', "sh"], 128 + signal.SIGTERM)]
+)
 def test_a_trainer_told_to_end_still_has_its_image_and_its_secrets_stand_in_no_argument(node, shell, code):
     """All are told at once; a shell dies of it, and what it started still saves."""
     argv = [*shell, "python3", "-c", SAVES_WHEN_TOLD_TO_END]

@@ -49,7 +49,7 @@ def read_image(path: str) -> dict[str, str] | None:
     return dict(line.split("=", 1) for line in content.decode().splitlines()[1:])
 
 
-def become(  # noqa: PLR0913
+def become(
     root: str, binds: Sequence[Bind], writable: bool, folder: str, argv: Sequence[str], env: Mapping[str, str]
 ) -> NoReturn:
     """Become `argv` in the box. `root`: an empty folder, which stays empty for everybody else."""

@@ -1,4 +1,4 @@
-"""What a container runtime must do for a run, as cases that run anywhere: on fakes, on the testbed, on a real site.
+"""What a container runtime must do for a run: cases for fakes, for the testbed and for real sites.
 
 A case is a function of a `Site`, which starts train.sh somewhere. `run.py` beside this has a real site's.
 """
@@ -221,8 +221,8 @@ def nothing_is_left_behind(site: Site) -> None:
     seconds = 10_000 + secrets.randbelow(900_000)
     run = site.start(f"setsid sleep {seconds} &\nsleep {seconds} &\necho started")
     assert run.wait() == 0, run.logs()
-    look = f"for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f 2>/dev/null; echo; done | grep -c '^sleep {seconds}'"
-    again = site.start(f"echo left $({look})")
+    each = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' <$f 2>/dev/null; echo; done"
+    again = site.start(f"echo left $({each} | grep -c '^sleep {seconds}')")
     assert again.wait() == 0
     assert "left 0" in again.logs()[0].splitlines()
 

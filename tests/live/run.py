@@ -100,8 +100,7 @@ class LiveSite:
             env=self.environment,
             text=True,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=LONG_S,
             check=False,
         )
@@ -121,7 +120,14 @@ class LiveSite:
         (self.lab / "experiments" / "case" / "train.sh").write_text(f"#!/bin/bash\n{train}\n")
         self.git("add", "-A")
         self.git("commit", "--quiet", "--allow-empty", "--message=case")
-        words = ["submit", "case", "--image", self.image, "--observability-url", "https://tracker.example.org/live"]
+        words = [
+            "submit",
+            "case",
+            "--image",
+            self.image,
+            "--observability-url",
+            "https://tracker.example.org/live",
+        ]
         for source, target, read_only in mounts:
             words += ["--mount", f"{source}:{target}{':ro' if read_only else ''}"]
         name = self.profile.partition(":")[0]

@@ -172,7 +172,9 @@ def _sizes(config: Config, fault: _Complain) -> Iterator[Fault]:
     if cluster.container.runtime == "none" and cluster.container.options:
         yield fault("cluster.container.options", "have no meaning where cluster.container.runtime is none")
     if cluster.container.runtime == "pyxis" and cluster.scheduler != "slurm":
-        yield fault("cluster.container.runtime", "is pyxis, a plugin of Slurm: here enroot starts the same images")
+        yield fault(
+            "cluster.container.runtime", "is pyxis, a plugin of Slurm: here enroot starts the same images"
+        )
 
 
 def _names(config: Config, fault: _Complain) -> Iterator[Fault]:

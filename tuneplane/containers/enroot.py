@@ -18,7 +18,14 @@ from tuneplane.containers.container import (
     path_faults,
     sorted_mounts,
 )
-from tuneplane.containers.start_script import DEFAULT_PATH, ENTER, RUN, script_faults, script_path, start_script
+from tuneplane.containers.start_script import (
+    DEFAULT_PATH,
+    ENTER,
+    RUN,
+    script_faults,
+    script_path,
+    start_script,
+)
 from tuneplane.kernel.errors import Fault
 
 FOLDERS = ("RUNTIME", "CACHE", "DATA", "TEMP", "CONFIG")

@@ -17,7 +17,14 @@ from tuneplane.containers.container import (
     sorted_mounts,
 )
 from tuneplane.containers.enroot import device_variables, folder_faults, unsayable_faults
-from tuneplane.containers.start_script import DEFAULT_PATH, ENTER, RUN, script_faults, script_path, start_script
+from tuneplane.containers.start_script import (
+    DEFAULT_PATH,
+    ENTER,
+    RUN,
+    script_faults,
+    script_path,
+    start_script,
+)
 from tuneplane.kernel.errors import Fault, OperationError
 
 FORGOTTEN = (
@@ -25,8 +32,11 @@ FORGOTTEN = (
     *("RANK", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES"),
     *("ZE_AFFINITY_MASK", "NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES"),
 )
-"""What Slurm, pyxis and enroot's hooks need beside the image's environment. Each node is a step of one task: SLURM_PROCID is 0
-everywhere, and where an image has PYTORCH_VERSION so are RANK and LOCAL_RANK."""
+"""What Slurm, pyxis and enroot's hooks have beside the image's environment.
+
+Each node is a step of one task: SLURM_PROCID is 0 everywhere, and where an image has PYTORCH_VERSION so are RANK
+and LOCAL_RANK.
+"""
 
 _FOR_THE_RUNTIME = ("PATH", "HOME", "USER", "LOGNAME", "SLURM_CONF", "SLURM_CONF_SERVER")
 """What srun's own process may have of the host. No other of Slurm's variables: each is an option of srun."""
@@ -57,7 +67,9 @@ def launch(
     job = host.get("SLURM_JOB_ID")
     if not job:
         raise OperationError(
-            Fault("pyxis starts containers in Slurm jobs alone, and this is none", "cluster.container.runtime")
+            Fault(
+                "pyxis starts containers in Slurm jobs alone, and this is none", "cluster.container.runtime"
+            )
         )
     script = script_path(container)
     devices = device_variables(container, env)
