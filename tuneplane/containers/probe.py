@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,11 +71,11 @@ if torch:
     text = read(os.path.join(torch, "version.py"))
     values = dict(re.findall(r"(?m)^(__version__|cuda)[^=]*= *['\\"]?([^'\\"\\n]*)", text))
     found["torch"] = {"version": values.get("__version__"), "cuda": values.get("cuda")}
-print("tuneplane-probe " + json.dumps({"interpreter": found}))
+print("tuneplane-probe interpreter=" + json.dumps(found))
 """
 
 _ASK_SHELL = """\
-say() { printf 'tuneplane-probe {"%s": "%s"}\\n' "$1" "$(printf %s "$2" | tr -d '"\\\\\\n')"; }
+say() { printf 'tuneplane-probe %s=%s\\n' "$1" "$2"; }
 program=$1
 shift
 say path "$PATH"
@@ -83,7 +85,8 @@ say python "$(command -v python3)"
 say plain_python "$(command -v python)"
 say plain_home "$(python -c 'import sys; print("%d %s" % (sys.version_info[0], sys.prefix))' 2>/dev/null)"
 say cuda "${CUDA_VERSION-}"
-command -v python3 >/dev/null && exec python3 -c "$program" "$@"
+command -v python3 >/dev/null || exit 0
+exec python3 -c "$program" "$@"
 """
 
 
@@ -122,6 +125,9 @@ class Answer:
     interpreter: Python | None = None
 
 
+_TEXTS = frozenset(field.name for field in dataclasses.fields(Answer)) - {"interpreter"}
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that was looked at. level: OK, WARN, FAIL or UNCHECKED."""
@@ -134,17 +140,18 @@ class Finding:
 def read_answer(output: str) -> Answer | None:
     """The answer in what the container printed; None where it never came to it."""
     values: dict[str, Any] = {}
+    told = None
     for line in output.splitlines():
-        if line.startswith(_MARK):
-            try:
-                values.update(json.loads(line[len(_MARK) :]))
-            except ValueError:
-                continue
+        mark, name, value = line[: len(_MARK)], *line[len(_MARK) :].partition("=")[::2]
+        if mark == _MARK and name == "interpreter":
+            with suppress(ValueError):  # cut short
+                found = json.loads(value)
+                told = Python(**{**found, "version": tuple(found["version"])})
+        elif mark == _MARK and name in _TEXTS:
+            values[name] = value
     if "path" not in values:
         return None
-    told = values.pop("interpreter", None)
-    found = Python(**{**told, "version": tuple(told["version"])}) if told else None
-    return Answer(**values, interpreter=found)
+    return Answer(**values, interpreter=told)
 
 
 def judge(answer: Answer, version: str, *, custom: bool = True, in_capsule: bool = False) -> list[Finding]:
