@@ -18,6 +18,7 @@ import pytest
 from tuneplane.kernel.errors import OperationError, UsageError
 from tuneplane.launch.inflight import check_in_flight, gpus_in_flight
 from tuneplane.launch.slurm_commands import (
+    FOLDER_MARK,
     Answer,
     SlurmJob,
     estimate_start,
@@ -221,7 +222,7 @@ def test_many_jobs_are_asked_for_in_few_calls(program: Program) -> None:
     argvs = [argv for argv, _ in calls_of(calls)]
     assert len(argvs) == 3
     assert argvs[0][:3] == ["--noheader", "--array", "--states=all"]
-    assert argvs[0][4] == "--format=%i|%T|%N|%r"
+    assert argvs[0][4:] == ["--all", f"--format=%i|%T|%N|%r{FOLDER_MARK}%Z"]
     assert set(answer.jobs) == {"0", "500", "1000"} and answer.refused == ""
 
 
@@ -319,8 +320,22 @@ def test_of_sacct_only_jobs_are_asked_not_their_steps(program: Program) -> None:
     ((argv, _),) = calls_of(calls)
     assert argv == [
         *("--noheader", "--parsable2", "--allocations", "--jobs=7,8"),
-        "--format=JobID,State,ExitCode,NodeList,Reason",
+        "--format=JobID,State,ExitCode,NodeList,Reason,WorkDir",
     ]
+
+
+def test_a_job_is_a_runs_only_where_it_works_in_its_folder(tmp_path: Path) -> None:
+    """Another cluster of the same files, or a controller that was set up anew, counts from 1 again."""
+    mine = f"7|RUNNING|n1|None{FOLDER_MARK}{tmp_path}"
+    other = f"8|RUNNING|n1|a | b{FOLDER_MARK}/home/somebody"
+    answer = Answer(
+        {**parse_squeue(f"{mine}\n{other}\n"), **parse_sacct("9|FAILED|3:0|n1|None|/elsewhere\n")}
+    )
+    assert answer.job_of(tmp_path, "7") == SlurmJob("7", "RUNNING", "", None, "n1", str(tmp_path))
+    assert answer.jobs["8"].reason == "a | b"
+    assert (
+        answer.job_of(tmp_path, "8") is answer.job_of(tmp_path, "9") is answer.job_of(tmp_path, "10") is None
+    )
 
 
 def test_nobody_is_asked_for_no_job(program: Program) -> None:

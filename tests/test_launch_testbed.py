@@ -197,8 +197,8 @@ def test_what_squeue_and_sacct_print_is_read_as_meant(testbed: Testbed, folder: 
     assert (booked[running].nodes, booked[held].nodes) == (found[running].nodes, "")
 
 
-def test_gpus_in_flight_are_counted_however_they_were_asked_for(testbed: Testbed, folder: Path) -> None:
-    user = "carol"
+def test_gpus_in_flight_are_counted_however_they_were_asked_for(testbed_alone: Testbed, folder: Path) -> None:
+    testbed, user = testbed_alone, "carol"  # alone: another test's jobs of hers would be counted too
     home = testbed.home(user)
 
     def counted() -> int:

@@ -117,7 +117,17 @@ def test_a_node_without_a_word_is_named(run: Run) -> None:
 
 def test_an_attempt_of_which_nothing_started_has_a_reason(run: Run) -> None:
     assert run.end(code=1).stdout == "1\n"
-    assert run.end_of()["reason"] == "srun ended with exit code 1, and no node failed"
+    assert (run.end_of()["first_failing_node"], run.end_of()["reason"]) == (os.uname().nodename, NO_RECORD)
+
+
+def test_a_node_whose_agent_never_began_is_named_and_not_its_victim(run: Run) -> None:
+    """Node 1 has no Python or no storage: srun ends with 127 and node 0 is told to stop."""
+    start = run.attempt().start
+    start.write_text(json.dumps({**json.loads(start.read_text()), "hosts": ["n1", "n2"]}))
+    write(run, node(0, 143, 9, True))
+    assert run.end(code=127).stdout == "127\n"
+    end = run.end_of()
+    assert (end["first_failing_node"], end["first_failing_rank"], end["reason"]) == ("n2", 1, NO_RECORD)
 
 
 @pytest.mark.contract("C11")

@@ -153,6 +153,16 @@ def test_a_running_run_is_known_by_slurm_or_by_its_heartbeat(
     run.finish(agent)
 
 
+def test_a_job_of_that_number_in_another_folder_is_another_job(make: MakeRun, slurm: Slurm) -> None:
+    run = make("true")
+    record_submission(run.folder, "4242", "tp")
+    run_to_end(run)
+    slurm.queue("4242|PENDING||Resources\x1f/home/somebody/else")
+    assert told(read_state(run.folder))[:2] == ("COMPLETED", 0)
+    slurm.queue(f"4242|PENDING||Resources\x1f{run.path}")
+    assert read_state(run.folder).state == "PENDING"
+
+
 # Ends by our own records
 
 

@@ -302,7 +302,7 @@ def test_a_shell_on_slurm_is_a_step_beside_the_others(two_nodes: Run, node: str)
     argv = shell_argv(run.folder, node, ["nvidia-smi", "-L"], terminal=False, environ={"PATH": "/usr/bin"})
     assert argv == [
         *("srun", "--jobid=4242", "--nodelist=n2", "--nodes=1", "--ntasks=1"),
-        *("--overlap", "--mem=0", "--gres=none", "--export=NONE"),
+        *("--overlap", "--mem=0", "--export=NONE"),
         *(run.job.spec.node.python, "-I", "-S", str(run.folder.kernel)),
         *("shell", str(run.path), "0", "1", "nvidia-smi", "-L"),
     ]

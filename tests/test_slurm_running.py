@@ -15,7 +15,7 @@ from conftest import hold
 from slurm_lab import WAIT_FOR_GO, Run, SlurmLab, unique
 from testbed_client import Testbed
 
-pytestmark = [pytest.mark.testbed, pytest.mark.timeout(150), pytest.mark.xdist_group("running")]
+pytestmark = [pytest.mark.testbed, pytest.mark.timeout(150)]
 
 ENVIRONMENT = "python3 -c 'import json, os; print(\"ENVIRONMENT \" + json.dumps(dict(os.environ)))'"
 

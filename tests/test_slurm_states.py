@@ -50,7 +50,7 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
 
 @pytest.mark.contract("C46")
 def test_stop_ends_containers_and_all_that_the_trainer_left_behind(testbed: Testbed) -> None:
-    lab = lab_with(testbed, "setsid --fork setsid --fork sleep 4242\necho started\nsleep 4243")
+    lab = lab_with(testbed, "setsid --fork setsid --fork sleep 4242\necho started in $PWD\nsleep 4243")
     run = lab.submit("h200", "--nodes", "2", "--gpus-per-node", "1")
     run.wait_for(lambda: run.log().count("started") == 2, "the trainers did not start")
     assert len([line for line in processes_of(testbed, run) if line.startswith("sleep 4242")]) == 2
@@ -59,8 +59,9 @@ def test_stop_ends_containers_and_all_that_the_trainer_left_behind(testbed: Test
     assert testbed.wait_job(run.job_id) == "CANCELLED"
     assert processes_of(testbed, run) == []
     for node in run.status()["nodes"]:
-        left = testbed.node_exec(node["host"], ["find", "/tmp", "-name", f"*{run.run_id}*"]).stdout
-        assert left == ""
+        (work,) = re.findall(r"started in (\S+)", run.log("--node", str(node["rank"])))
+        assert testbed.node_exec(node["host"], ["ls", str(Path(work).parent)], check=False).returncode == 2
+        assert testbed.node_exec(node["host"], ["ls", str(Path(work).parent.parent)]).returncode == 0
     assert "had ended already: CANCELLED" in run.tp("stop").stdout
 
 

@@ -150,7 +150,7 @@ def _slurm_state(job_id: str) -> str | None:
     """A job's state by squeue; "" where Slurm does not know it any more, None where Slurm cannot be asked."""
     import subprocess
 
-    argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T"]
+    argv = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T"]
     try:
         result = subprocess.run(argv, capture_output=True, timeout=SQUEUE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -24,7 +24,7 @@ def node_facts(job: JobSpec, given: Allocation, place: Place) -> NodeFacts:
     entrypoint = place.work / job.spec.entrypoint
     return NodeFacts(
         work_dir=str(place.work),
-        exp_dir=str(entrypoint.parent),
+        exp_dir=str(place.work / "experiments" / job.metadata.experiment),
         out_dir=str(run.out),
         entrypoint=str(entrypoint),
         nodes=given.nodes,

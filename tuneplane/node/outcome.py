@@ -56,10 +56,17 @@ def judge(nodes: list[dict[str, Any]], srun_code: int, marked: bool) -> Outcome:
     return Outcome(srun_code, None, reason, stopped, srun_code == 0 and not stopped)
 
 
+def never_began(nodes: list[dict[str, Any]], hosts: list[str]) -> list[dict[str, Any]]:
+    """A silent record for each host of the claim whose agent left none: no Python there, no storage, no node."""
+    seen = {node.get("rank") for node in nodes}
+    return [{"rank": rank, "host": host} for rank, host in enumerate(hosts) if rank not in seen]
+
+
 def end(run: RunFolder, number: int, srun_code: int) -> int:
     """Write how the attempt ended, remove the secrets of a run that ended for good, return the exit code."""
     attempt = run.attempt(number)
     nodes = [record for path in sorted(attempt.path.glob("node-*.json")) if (record := read_record(path))]
+    nodes += never_began(nodes, read_record(attempt.start).get("hosts") or []) if srun_code else []
     outcome = judge(nodes, srun_code, attempt.stop_marker.exists())
     _write_end(
         attempt,
