@@ -14,6 +14,8 @@ from filelock import FileLock
 from testbed_client import WEIRD_NAME, Testbed, unusable_because
 
 LOCKS = Path(tempfile.gettempdir())
+STATE = os.environ.get("TUNEPLANE_TESTBED_DIR", "").replace("/", "-")
+"""In the locks' names, so that tests of one testbed do not wait for those of another."""
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def testbed() -> Iterator[Testbed]:
             pytest.fail(f"{reason}, and this is a CI run: it must not be skipped")
         pytest.skip(reason)
     cluster = Testbed()
-    with (LOCKS / "tuneplane-testbed-sessions.lock").open("w") as sessions:
+    with (LOCKS / f"tuneplane-testbed-sessions{STATE}.lock").open("w") as sessions:
         fcntl.flock(sessions, fcntl.LOCK_SH)
         with FileLock(LOCKS / "tuneplane-testbed-start.lock"):
             cluster.start()
@@ -52,7 +54,7 @@ def testbed() -> Iterator[Testbed]:
 
 def hold(mode: int) -> IO[str]:
     """Take the lock by which tests of several workers share the testbed (LOCK_SH) or have it alone (LOCK_EX)."""
-    handle = (LOCKS / "tuneplane-testbed-tests.lock").open("w")
+    handle = (LOCKS / f"tuneplane-testbed-tests{STATE}.lock").open("w")
     fcntl.flock(handle, mode)
     return handle
 

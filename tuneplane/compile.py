@@ -447,6 +447,7 @@ def _check_start(found: Findings, spec: Spec) -> None:
         workdir=spec.node.scratch,
         tmp_dir=f"{spec.node.scratch}/tmp",
         home_dir=f"{spec.node.scratch}/home",
+        state_dir=f"{spec.node.scratch}/runtime",
     )
     binds = [Bind(m.source, m.target, m.read_only) for m in container.mounts]
     found.faults += container_faults(sample, ["bash"], spec.node.environment, binds)

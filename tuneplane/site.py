@@ -45,7 +45,7 @@ class Site:
 class ContainerRuntime:
     """A container runtime and what the site always passes to it."""
 
-    runtime: str = "none"  # apptainer | none
+    runtime: str = "none"  # apptainer | singularity | enroot | pyxis | none
     binary: str = ""
     options: list[str] = field(default_factory=list)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Optional, TypeVar, Union
 
+from tuneplane.containers import RUNTIMES
 from tuneplane.kernel.errors import Fault, UsageError
 from tuneplane.kernel.files import json_text
 
@@ -138,7 +139,7 @@ class Image:
 class Container:
     """What the trainer runs in."""
 
-    runtime: Annotated[str, OneOf(("apptainer", "none"))]  # the program that starts it
+    runtime: Annotated[str, OneOf(RUNTIMES)]  # the program that starts it
     binary: str = ""  # that program's name or path; empty: its own name
     options: list[str] = field(default_factory=list)  # further options of it
     image: Optional[Image] = None  # null where there is no container

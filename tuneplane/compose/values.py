@@ -176,6 +176,10 @@ def _sizes(config: Config, fault: _Complain) -> Iterator[Fault]:
         yield fault("cluster.request_memory", "needs cluster.memory_per_node: how much a node has")
     if cluster.container.runtime == "none" and cluster.container.options:
         yield fault("cluster.container.options", "have no meaning where cluster.container.runtime is none")
+    if cluster.container.runtime == "pyxis" and cluster.scheduler != "slurm":
+        yield fault(
+            "cluster.container.runtime", "is pyxis, a plugin of Slurm: here enroot starts the same images"
+        )
 
 
 def _names(config: Config, fault: _Complain) -> Iterator[Fault]:
