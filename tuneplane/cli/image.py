@@ -11,6 +11,7 @@ import click
 
 from tuneplane.cli.completion import complete_profiles
 from tuneplane.cli.context import cache_folder
+from tuneplane.cli.image_check import check_command
 from tuneplane.cli.progress import image_progress
 from tuneplane.cli.show import age, show_fields, show_json, show_notices, show_table, size
 from tuneplane.kernel.errors import Exit, Fault, UsageError
@@ -37,6 +38,9 @@ def image_command() -> None:
 
     `tp submit` does the first by itself; saying it beforehand saves waiting then.
     """
+
+
+image_command.add_command(check_command)
 
 
 @image_command.command("pull")
