@@ -15,7 +15,6 @@ from tuneplane.launch import slurm_commands
 from tuneplane.launch.slurm_commands import query_queue, run_slurm
 from tuneplane.runs.folder import check_own
 from tuneplane.runs.records import stopped_jobs
-from tuneplane.runs.secrets import remove_secrets
 from tuneplane.runs.state import RunState, read_state
 
 AGENT_S = 20.0
@@ -33,8 +32,9 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
     """
     check_own(run)
     before = read_state(run)
+    if before.is_final:
+        run.secrets.unlink(missing_ok=True)
     if before.is_final or before.state == "PREPARED":
-        remove_secrets(run, before)
         return before
     deadline = time.monotonic() + wait_s
     jobs = read_submissions(run)
@@ -53,7 +53,8 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
         _note(run, noted)  # it was not stopped
         raise
     state = read_state(run)
-    remove_secrets(run, state)
+    if state.is_final:
+        run.secrets.unlink(missing_ok=True)
     return state
 
 
