@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from filelock import FileLock
 from testbed_client import WEIRD_NAME, Testbed, unusable_because
 
+FAKES = Path(__file__).parent / "fakes"
 LOCKS = Path(tempfile.gettempdir())
 STATE = os.environ.get("TUNEPLANE_TESTBED_DIR", "").replace("/", "-")
 """In the locks' names, so that tests of one testbed do not wait for those of another."""
@@ -24,6 +27,17 @@ def weird_dir(tmp_path: Path) -> Path:
     folder = tmp_path / WEIRD_NAME
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def boxes() -> None:
+    """The fake container runtimes of tests/fakes can run here."""
+    done = subprocess.run([sys.executable, FAKES / "box.py"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = f"no mount namespaces here: {done.stderr.strip()}"
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason}, and this is a CI run: it must not be skipped")
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")

@@ -293,7 +293,9 @@ for path, text in start["files"].items():
     with open(path, "w") as file:
         file.write(text)
 os.chdir(start["cwd"])
-run = subprocess.Popen(start["argv"], env=start["environ"], stdout=subprocess.PIPE, text=True)
+run = subprocess.Popen(
+    start["argv"], env=start["environ"], stdout=subprocess.PIPE, text=True, start_new_session=True
+)
 assert run.stdout.readline() == "ready\n"
 seen = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
 children = {}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from container_environment import table
 from run_fixture import Run, make_run, wait_until
 
 from tuneplane.spec import Container, Image, Mount
@@ -27,10 +28,7 @@ from cases import CASES, HOSTILE_IMAGE, PRINT_ENVIRONMENT, printed_environment
 
 FAKES = Path(__file__).parent / "fakes"
 
-pytestmark = [
-    pytest.mark.timeout(120),
-    pytest.mark.skipif(box.can_become() is not None, reason=str(box.can_become())),
-]
+pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("boxes")]
 
 
 class FakeRun:
@@ -286,3 +284,22 @@ def test_the_fakes_refuse_what_the_real_ones_refuse(
         )
     assert (done.returncode == 0) == (words is None), done.stderr
     assert (words or "") in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_the_table_of_the_contract_is_the_same_as_without_a_container(
+    site: FakeSite, tmp_path: Path, device: str
+) -> None:
+    more = {**site.more, **({"CUDA_VISIBLE_DEVICES": "0,1"} if device == "gpu" else {})}
+    site.environment["NVIDIA_VISIBLE_DEVICES"] = "void"
+    bare = FakeSite("none", tmp_path)
+    bare.environment = site.environment
+    found = []
+    for one in (site, bare):
+        run = FakeRun(one.make(PRINT_ENVIRONMENT, device=device, per_node=2), 1, more)
+        assert run.wait() == 0, run.logs()
+        found.append(table(printed_environment(run.logs()[0])))
+    if device == "cpu":  # no GPU was given: what the image says of them is its own
+        found[0].pop("CUDA_VISIBLE_DEVICES", None)
+    assert found[0] == found[1]
+    assert len(found[0]) > 30

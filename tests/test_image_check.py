@@ -249,7 +249,7 @@ def check(*words: str | Path, **environ: str) -> Result:
     return CliRunner().invoke(check_command, words, env={"PATH": path, **environ}, standalone_mode=False)
 
 
-@pytest.mark.skipif(box.can_become() is not None, reason="no mount namespaces here")
+@pytest.mark.usefixtures("boxes")
 class TestByTheFakeEnroot:
     def test_it_starts_the_image_and_says_that_this_runtime_is_never_tested_here(
         self, tmp_path: Path
