@@ -54,7 +54,9 @@ VALUES: dict[str, Rule] = {
     "cluster.max_nodes": at_least(1),
     "cluster.cpus_per_node": at_least(1),
     "cluster.memory_per_node": slurm_memory,
-    "cluster.architecture": matching(r"[a-z0-9]{1,20}", "an architecture as images have it, like amd64 or arm64"),
+    "cluster.architecture": matching(
+        r"[a-z0-9]{1,20}", "an architecture as images have it, like amd64 or arm64"
+    ),
     "cluster.storage_root": absolute_path,
     "cluster.scratch": absolute_path,
     "cluster.python": absolute_path,
@@ -89,7 +91,9 @@ ITEMS: dict[str, Rule] = {
     "site.allowed_registries": registry,
     "site.image_folders": absolute_path,
     "site.insecure_registries": registry,
-    "site.image_job": matching(r"--?[A-Za-z].*", "an option of srun, value included, like --partition=online"),
+    "site.image_job": matching(
+        r"--?[A-Za-z].*", "an option of srun, value included, like --partition=online"
+    ),
     "site.secrets": secret_name,
     "cluster.shared": absolute_path,
     "cluster.mounts": mount,
