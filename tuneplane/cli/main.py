@@ -25,6 +25,7 @@ COMMANDS = {
     "submit": ("submit", "Run a committed experiment."),
     "export": ("operation", "Export a trained model, where the method declares it."),
     "eval": ("operation", "Evaluate a trained model, where the method declares it."),
+    "image": ("image", "Prepare images of registries for nodes; list and clear them."),
     "job": ("job", "Look at runs and end them."),
     "completion": ("completion", "Print a script for your shell that completes tp."),
 }
