@@ -80,6 +80,9 @@ def kill_agent(place: Place, run: str) -> None:
     for path in folder.glob("submissions/*.json"):
         os.kill(int(path.stem.removeprefix("local-")), 9)
     time.sleep(1)
+    then = time.time() - 300
+    for path in folder.glob("attempts/*/node-*.beat"):
+        os.utime(path, (then, then))
 
 
 def break_image(place: Place) -> None:

@@ -73,6 +73,8 @@ class Place:
             f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tuneplane.cli.main \"$@\"\n"
         )
         tp.chmod(0o755)
+        if torch and (Path(torch).parent / "py-spy").exists():
+            (self.programs / "py-spy").symlink_to(Path(torch).parent / "py-spy")
         self.sh(["tp", "init", str(self.base / "lab")], cwd=self.base)
 
     @property
@@ -197,7 +199,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--torch", default="", help="an interpreter that has torch")
     parser.add_argument("--testbed", type=Path, default=Path("/var/lib/tuneplane-testbed"))
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     if given.where == "slurm":
         import cases_slurm
 

@@ -33,6 +33,9 @@ def read_code(capsule: Path, entrypoint: str) -> Code:
             name = member.name.removeprefix("./")
             if not member.isfile() or name.startswith(_KERNEL):
                 continue
+            parts = PurePosixPath(name).parts
+            if parts[0] == "experiments" and not name.startswith(f"{experiment}/"):
+                continue  # another experiment
             files += 1
             if name.endswith(".py"):
                 modules.add(_module(name, experiment))

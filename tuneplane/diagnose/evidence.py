@@ -210,13 +210,14 @@ class Space:
 
 @dataclass(frozen=True)
 class Process:
-    """The busiest process of a running command on one node, looked at for a moment."""
+    """A process of a running command, looked at for a moment: of a rank, else the busiest of its node."""
 
     node: int
     pid: int
     name: str
     state: str  # of proc(5): R, S, D, …
     cpu_percent: float
+    rank: int | None = None
     wait_channel: str = ""
     stack: tuple[str, ...] = ()
     no_stack: str = ""  # why there is none

@@ -29,7 +29,7 @@ from tuneplane.diagnose.evidence import (
 from tuneplane.diagnose.interpreters import read_interpreters
 from tuneplane.diagnose.logs import SEARCH_S, read_log
 from tuneplane.diagnose.look import read_outputs, read_points, read_space
-from tuneplane.diagnose.processes import read_process
+from tuneplane.diagnose.processes import read_processes
 from tuneplane.diagnose.slurmwords import read_slurm
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
@@ -169,19 +169,16 @@ class _Gathering:
     def _processes(
         self, nodes: tuple[Node, ...], logs: tuple[Log, ...], points: Points
     ) -> tuple[Process, ...]:
-        """The main process of the first node, where the run runs and has been silent for long."""
-        node = nodes[0] if nodes else None
-        if self.state.state != "RUNNING" or self.spec is None or node is None or node.command_pid is None:
+        """What the command's processes do, where the run runs and has been silent for long."""
+        commands = {n.rank: (n.host, n.command_pid) for n in nodes if n.command_pid and n.code is None}
+        if self.state.state != "RUNNING" or self.spec is None or not commands:
             return ()
         if silence_s(self.now, nodes, logs, points) < self.quiet_s:
             return ()
         job = self.state.job_id
-        python = self.spec.spec.node.python
-        looked = read_process(
-            python, node.rank, node.host, node.command_pid, "" if job.startswith("local-") else job
-        )
-        if isinstance(looked, Process):
-            return (looked,)
+        looked = read_processes(self.spec.spec.node.python, commands, "" if job.startswith("local-") else job)
+        if isinstance(looked, tuple):
+            return looked
         self.unread.append(f"processes: {looked}")
         return ()
 

@@ -20,6 +20,7 @@ default=$(command -v python3 || command -v python)
 seen=
 IFS=:
 for folder in $PATH /usr/local/bin /usr/bin /opt/conda/bin /opt/*/bin /venv/bin /root/*/bin /workspace/*/bin; do
+  folder=$(cd -P "$folder" 2>/dev/null && pwd) || continue
   for python in "$folder"/python3 "$folder"/python "$folder"/python3.[0-9]*; do
     case $python in *-config) continue;; esac
     [ -x "$python" ] || continue

@@ -42,7 +42,7 @@ PATTERNS: tuple[Pattern, ...] = (
         "oom-kill", "oom_kill", "oom-kill", "OOM Killed", "exceeded memory limit", "out-of-memory handler"
     ),
     _pattern("killed-worker", "is killed by signal"),
-    _pattern("shared-memory", "insufficient shared memory", "unable to mmap", "unable to open shared memory"),
+    _pattern("shared-memory", "insufficient shared memory", "allocate shared memory", "unable to open shared memory"),
     _pattern("bus-error", "Bus error", "SIGBUS"),
     # storage
     _pattern("no-space", "No space left on device"),

@@ -1,13 +1,13 @@
-"""Looks at a running command's processes on its node. Run there as a program of its own: standard library, Python 3.9.
+"""Looks at a running command's processes, as a program of its own on each node: standard library, Python 3.9.
 
-`processes.py` sends this very file's text to the node. Prints one JSON object. Arguments: the command's pid, then
-paths where py-spy may be.
+`processes.py` sends this very file's text to the nodes.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +18,10 @@ LOOK_S = 1.0
 """Between two readings of the processor time."""
 
 STACK_S = 10.0
-MOST_STACK_LINES = 60
+STACKS_S = 20.0
+MOST_STACK_LINES = 40
+MOST_PROCESSES = 8
+"""As many ranks as a node mostly has."""
 
 
 def fields_of(pid: int) -> list[str]:
@@ -92,27 +95,67 @@ def stack_of(pid: int, programs: list[str]) -> tuple[list[str], str]:
     return done.stdout.splitlines()[:MOST_STACK_LINES], ""
 
 
-def look(root: int, programs: list[str]) -> dict[str, Any]:
-    """The process below `root` that speaks for the command: the busiest Python, else the busiest at all."""
+def rank_of(pid: int) -> int | None:
+    """RANK of a process's environment, as torchrun and its like set it."""
+    found = re.search(r"(?:^|\0)RANK=(\d+)(?:\0|$)", text_of(pid, "environ"))
+    return int(found.group(1)) if found else None
+
+
+def chosen(pids: list[int], spent: dict[int, int]) -> list[int]:
+    """The processes that speak for the command: one of each rank; without ranks the busiest Python, else the busiest.
+
+    A launcher such as torchrun has no rank; of several processes of a rank the first one trains.
+    """
+    ranks: dict[int, int] = {}
+    for pid in pids:  # parents first
+        rank = rank_of(pid)
+        if rank is not None and pid in spent and is_python(pid):
+            ranks.setdefault(rank, pid)
+    if ranks:
+        return [ranks[rank] for rank in sorted(ranks)][:MOST_PROCESSES]
+    return [max(spent, key=lambda pid: (is_python(pid), spent[pid], pid))] if spent else []
+
+
+def look(root: int, programs: list[str]) -> list[dict[str, Any]]:
+    """What the main processes below `root` do."""
     pids = below(root)
     before = {pid: ticks(pid) for pid in pids}
     time.sleep(LOOK_S)
     spent = {pid: ticks(pid) - before[pid] for pid in pids if fields_of(pid)}
-    if not spent:
-        return {}
-    # A launcher such as torchrun waits; of several that wait, the one that was started last trains.
-    chosen = max(spent, key=lambda pid: (is_python(pid), spent[pid], pid))
-    stack, why = stack_of(chosen, programs) if is_python(chosen) else ([], "it is no Python program")
-    return {
-        "pid": chosen,
-        "name": text_of(chosen, "comm"),
-        "state": fields_of(chosen)[0] if fields_of(chosen) else "",
-        "cpu_percent": round(100.0 * sum(spent.values()) / os.sysconf("SC_CLK_TCK") / LOOK_S, 1),
-        "wait_channel": text_of(chosen, "wchan").strip("0"),
-        "stack": stack,
-        "no_stack": why,
-    }
+    found = []
+    deadline = time.monotonic() + STACKS_S
+    for pid in chosen(pids, spent):
+        if not is_python(pid):
+            stack, why = [], "it is no Python program"
+        elif time.monotonic() > deadline:
+            stack, why = [], "the time for stacks was over"
+        else:
+            stack, why = stack_of(pid, programs)
+        fields = fields_of(pid)
+        found.append(
+            {
+                "pid": pid,
+                "rank": rank_of(pid),
+                "name": text_of(pid, "comm"),
+                "state": fields[0] if fields else "",
+                "cpu_percent": round(100.0 * spent[pid] / os.sysconf("SC_CLK_TCK") / LOOK_S, 1),
+                "wait_channel": text_of(pid, "wchan").strip("0"),
+                "stack": stack,
+                "no_stack": why,
+            }
+        )
+    return found
+
+
+def main(arguments: list[str]) -> None:
+    """`RANK:PID…` of the nodes' commands, `--`, programs that may be py-spy. Prints what is below this node's."""
+    place = arguments.index("--")
+    commands = dict(word.split(":") for word in arguments[:place])
+    node = os.environ.get("SLURM_NODEID", "0") if len(commands) > 1 else next(iter(commands))
+    found = look(int(commands[node]), arguments[place + 1 :]) if node in commands else []
+    # In one write: nodes share the pipe.
+    os.write(1, (json.dumps({"node": int(node), "processes": found}) + "\n").encode())
 
 
 if __name__ == "__main__":
-    json.dump(look(int(sys.argv[1]), sys.argv[2:]), sys.stdout)
+    main(sys.argv[1:])

@@ -9,31 +9,37 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tuneplane.diagnose import probe
 from tuneplane.diagnose.evidence import Process
+from tuneplane.diagnose.traces import cut
 from tuneplane.launch.slurm_commands import slurm_environment
 
 ANSWER_S = 40.0
 """A step must be scheduled beside the running one, and py-spy reads a large process for seconds."""
 
 
-def read_process(python: str, node: int, host: str, pid: int, job_id: str) -> Process | str:
-    """The process that speaks for the command of a node, or why it could not be looked at.
+def read_processes(
+    python: str, commands: Mapping[int, tuple[str, int]], job_id: str
+) -> tuple[Process, ...] | str:
+    """What the processes that speak for a running command do, on all its nodes; or why they cannot be looked at.
 
-    job_id: of Slurm; empty for a run on this machine.
+    commands: host and pid of the command by node. job_id: of Slurm; empty for a run on this machine.
     """
     source = Path(probe.__file__).read_text(encoding="utf-8")
-    inside = [python, "-I", "-S", "-c", source, str(pid), str(Path(sys.executable).parent / "py-spy")]
+    pids = [f"{node}:{pid}" for node, (_, pid) in sorted(commands.items())]
+    inside = [python, "-I", "-S", "-c", source, *pids, "--", str(Path(sys.executable).parent / "py-spy")]
+    hosts = [host for _, (host, _) in sorted(commands.items())]
     if job_id:
-        step = ["srun", f"--jobid={job_id}", f"--nodelist={host}", "--nodes=1", "--ntasks=1", "--overlap"]
-        argv = [*step, "--mem=0", "--gres=none", "--export=NONE", "--quiet", *inside]
-    elif host == os.uname().nodename:
+        step = ["srun", f"--jobid={job_id}", f"--nodelist={','.join(hosts)}", f"--nodes={len(hosts)}"]
+        step += [f"--ntasks={len(hosts)}", "--overlap", "--mem=0", "--gres=none", "--export=NONE", "--quiet"]
+        argv = [*step, *inside]
+    elif hosts == [os.uname().nodename]:
         argv = inside
     else:
-        return f"it runs on {host}: ask there"
+        return f"it runs on {hosts[0]}: ask there"
     try:
         done = subprocess.run(
             argv,
@@ -45,22 +51,39 @@ def read_process(python: str, node: int, host: str, pid: int, job_id: str) -> Pr
             timeout=ANSWER_S,
             check=False,
         )
-        value: Any = json.loads(done.stdout) if done.returncode == 0 else None
     except subprocess.TimeoutExpired:
-        return f"{host} did not answer within {ANSWER_S:.0f} s"
-    except (OSError, ValueError) as error:
-        return f"{host}: {error}"
-    if not isinstance(value, dict):
-        return f"{host}: {' '.join(done.stderr.split())[-300:] or f'exit code {done.returncode}'}"
-    if not value:
-        return f"{host}: the command is not there any more"
-    return Process(
-        node=node,
-        pid=int(value["pid"]),
-        name=str(value["name"]),
-        state=str(value["state"]),
-        cpu_percent=float(value["cpu_percent"]),
-        wait_channel=str(value["wait_channel"]),
-        stack=tuple(str(line) for line in value["stack"]),
-        no_stack=str(value["no_stack"]),
-    )
+        return f"{hosts[0]} did not answer within {ANSWER_S:.0f} s"
+    except OSError as error:
+        return f"{hosts[0]}: {error.strerror}"
+    try:
+        found = parse_processes(done.stdout)
+    except (ValueError, KeyError, TypeError):
+        found = ()
+    if found:
+        return found
+    return f"{hosts[0]}: {' '.join(done.stderr.split())[-300:] or 'the command is not there any more'}"
+
+
+def parse_processes(said: str) -> tuple[Process, ...]:
+    """Lines of `probe.py`, by node and rank. Raises ValueError, KeyError, TypeError for anything else."""
+    found = []
+    for line in said.splitlines():
+        if not line.startswith("{"):
+            continue
+        value = json.loads(line)
+        for process in value["processes"]:
+            rank = process["rank"]
+            found.append(
+                Process(
+                    node=int(value["node"]),
+                    pid=int(process["pid"]),
+                    name=str(process["name"]),
+                    state=str(process["state"]),
+                    cpu_percent=float(process["cpu_percent"]),
+                    rank=None if rank is None else int(rank),
+                    wait_channel=str(process["wait_channel"]),
+                    stack=tuple(cut(str(text)) for text in process["stack"]),
+                    no_stack=str(process["no_stack"]),
+                )
+            )
+    return tuple(sorted(found, key=lambda p: (p.node, p.rank if p.rank is not None else -1)))

@@ -28,8 +28,10 @@ MOST_LINES = 400
 MOST_STRANGERS = 20
 MESSAGE_LINES = 20
 
-_KIND = re.compile(r"^((?:[A-Za-z_]\w*\.)*[A-Z]\w*)(?::\s?(.*))?$", re.DOTALL)
-"""An exception's line: its class, with a capital as classes have, and what it says."""
+_KIND = re.compile(
+    r"^((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*|[a-z]\w*(?:error|exit|timeout|exception)))(?::\s?(.*))?$", re.DOTALL
+)
+"""An exception's line: its class, named as classes are (but for a few like socket.gaierror), and what it says."""
 
 
 def rank_of(line: str) -> tuple[int | None, str]:
