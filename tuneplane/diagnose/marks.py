@@ -93,7 +93,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _pattern("agent", "tuneplane: ", line=r"^tuneplane: (?!warning: |node \d+ of |reporting |points )"),
     _pattern("plugin", "plugin  : "),
     # Slurm's programs
-    _pattern("slurmstepd", "slurmstepd: "),
+    _pattern("slurm-ended", " CANCELLED AT ", " FAILED (non-zero", line=r"^slurmstepd(?:-\S+)?: .*\*\*\* "),
+    _pattern("slurmstepd", "slurmstepd", line=r"^slurmstepd(?:-\S+)?: (?!.*\*\*\*)"),
     _pattern("srun", "srun: "),
 )
 

@@ -6,7 +6,43 @@ from collections.abc import Callable
 
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import Finding
+from tuneplane.diagnose.rules import (
+    imports,
+    memory,
+    outside,
+    pending,
+    program,
+    ranks,
+    reporting,
+    running,
+    script,
+    start,
+    storage,
+)
 
 Rule = Callable[[Evidence], "Finding | None"]
 
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = (
+    *pending.RULES,
+    *start.REFUSED,
+    *outside.FIRST,
+    *pending.WAITS,
+    *start.RULES,
+    *script.RULES,
+    *imports.RULES,
+    *memory.RULES,
+    *storage.RULES,
+    *ranks.RULES,
+    *program.RULES,
+    *ranks.LAST,
+    *outside.RULES,
+    *outside.LAST,
+    *start.LAST,
+    *program.LAST,
+    *running.RULES,
+    *reporting.RULES,
+    *storage.LATER,
+    *running.WELL,
+)
+"""Of findings that are as sure, the first in this order is told first: who knows before who guesses, a cause before
+its consequences, what is special before what is general."""
