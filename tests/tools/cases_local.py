@@ -18,6 +18,24 @@ KERNEL = 'export PYTHONPATH="$TUNEPLANE_WORK_DIR/.tuneplane/kernel"'
 HEAD = "import os, time, torch, torch.distributed as dist\n"
 JOINED = HEAD + 'dist.init_process_group("gloo")\nrank = dist.get_rank()\nx = torch.ones(4)\n'
 
+CUDA = (
+    "'CUDA out of memory. Tried to allocate 2.31 GiB. GPU 1 has a total capacity of 139.80 GiB of which 1.02 GiB is free."
+    " Process 4242 has 138.77 GiB memory in use.'"
+)
+NCCL = """
+import sys
+if rank == 0:
+    for line in (
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4096, "
+        "NumelOut=4096, Timeout(ms)=600000) ran for 600071 milliseconds before timing out.",
+        "[PG ID 0 PG GUID 0(default_pg) Rank 0] Exception (either an error or timeout) detected by watchdog at work: 12",
+        "[PG ID 0 PG GUID 0(default_pg) Rank 0] To avoid data inconsistency, we are taking the entire process down.",
+    ):
+        print(f"[rank0]:[E1129 10:00:00.000000000 ProcessGroupNCCL.cpp:683] {line}", file=sys.stderr, flush=True)
+    os.abort()
+time.sleep(60)
+"""
+
 LOADER = """
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -368,7 +386,7 @@ RUNS: tuple[CaseRun, ...] = (
     ),
     CaseRun(
         "rank-killed",
-        "rank-killed",
+        "host-out-of-memory",
         RANKS,
         "torchrun: rank 1 is killed from outside, rank 0 loses its connection",
         files={
@@ -377,6 +395,86 @@ RUNS: tuple[CaseRun, ...] = (
         },
         flags=TWO,
         rank=1,
+        certainty="likely",
+    ),
+    CaseRun(
+        "rank-aborted",
+        "rank-killed",
+        RANKS,
+        "torchrun: rank 1 aborts, rank 0 loses its connection",
+        files={
+            "train.py": JOINED + "for step in range(5):\n    if rank == 1 and step == 3:\n"
+            "        os.abort()\n    dist.all_reduce(x)\n"
+        },
+        flags=TWO,
+        rank=1,
+        near=("host-out-of-memory",),
+    ),
+    CaseRun(
+        "nccl-timeout",
+        "nccl-timeout",
+        RANKS,
+        "made without GPUs: the program says what torch's NCCL watchdog says (pytorch/pytorch#118369) and aborts as it does",
+        files={"train.py": JOINED + NCCL},
+        flags=TWO,
+    ),
+    CaseRun(
+        "nccl-timeout-near",
+        "first-failing-rank",
+        RANKS,
+        "made without GPUs: the watchdog of rank 0 gives up because rank 1 has raised",
+        files={
+            "train.py": JOINED + "if rank == 1: raise KeyError('labels')\ntime.sleep(1)\n" + NCCL,
+        },
+        flags=TWO,
+        rank=1,
+        near=("nccl-timeout",),
+    ),
+    CaseRun(
+        "gpu-memory",
+        "gpu-out-of-memory",
+        RANKS,
+        "made without GPUs: torch's own exception with the words of its CUDA allocator",
+        files={"train.py": JOINED + "if rank == 1: raise torch.OutOfMemoryError(\n    " + CUDA + ")\ndist.all_reduce(x)\n"},
+        flags=TWO,
+        rank=1,
+        near=("host-out-of-memory",),
+    ),
+    CaseRun(
+        "gpu-memory-overcome",
+        "completed-without-points",
+        'exec @TORCH@ "$TUNEPLANE_EXP_DIR/train.py"',
+        "made without GPUs: a program that catches the exception and takes a smaller batch",
+        files={
+            "train.py": "import torch\ntry:\n    raise torch.OutOfMemoryError(" + CUDA + ")\n"
+            "except torch.OutOfMemoryError as error:\n    print(error, '- halving the batch')\nprint('done')\n"
+        },
+        near=("gpu-out-of-memory",),
+    ),
+    CaseRun(
+        "no-driver",
+        "cuda-error",
+        'exec @TORCH@ -c \'import torch; raise RuntimeError("Found no NVIDIA driver on your system. Please check")\'',
+        "made without GPUs: torch's words for a node without a driver",
+    ),
+    CaseRun(
+        "file-missing",
+        "data-missing",
+        PYTHON,
+        "a data file that is not there",
+        files={"train.py": "open('/datasets/imagenet/train/index.json')\n"},
+        certainty="likely",
+    ),
+    CaseRun(
+        "offline-overcome",
+        "python-exception",
+        PYTHON,
+        "a download that failed and was overcome, before another failure",
+        files={
+            "train.py": "import urllib.request\ntry:\n    urllib.request.urlopen('https://hub.invalid/x', timeout=5)\n"
+            "except OSError as error:\n    print('no hub:', error)\nraise TypeError('step is a str')\n"
+        },
+        near=("no-network",),
     ),
     CaseRun(
         "rank-segfault",

@@ -336,7 +336,8 @@ def mount_missing(b: Bed) -> str:
 def image_broken(b: Bed) -> str:
     b.train("echo trained")
     image = b.bed.home() / "broken.sif"
-    b.lab.sh(["sh", "-c", 'head -c 20000000 "$2" >"$1"', "sh", str(image), str(b.bed.image)])
+    script = 'cp "$2" "$1" && dd if=/dev/urandom of="$1" bs=4096 seek=8 count=400 conv=notrunc status=none'
+    b.lab.sh(["sh", "-c", script, "sh", str(image), str(b.bed.image)])
     return b.wait(b.lab.submit("h200:1", image=image).run_id, "FAILED")
 
 
@@ -408,7 +409,7 @@ def pending_dependency(b: Bed) -> str:
 @waits("never", "it waits for the success of a job that failed")
 def pending_never(b: Bed) -> str:
     b.train("echo trained")
-    job = b.lab.sh(["sbatch", "--parsable", "--wrap", "sleep 3; false"]).stdout.strip()
+    job = b.lab.sh(["sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 3; false"]).stdout.strip()
     run = b.submit(BARE, "--dependency", f"afterok:{job}")
     time.sleep(6)
     return b.wait(run, "PENDING")

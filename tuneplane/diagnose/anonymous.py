@@ -6,6 +6,7 @@ the system's) too. Words of an exception's message stay: whoever sends a case on
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -53,7 +54,7 @@ class Anonymiser:
         self._learn(evidence, users)
         self.known.sort(key=lambda pair: -len(pair[0]))
         self._words = re.compile(
-            "|".join(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9])" for word, _ in self.known)
+            "|".join(rf"(?<![A-Za-z0-9]){re.escape(word)}(?![A-Za-z0-9[])" for word, _ in self.known)
             or r"(?!)"
         )
         self._by_word = dict(self.known)
@@ -63,6 +64,9 @@ class Anonymiser:
         self.known.append((evidence.run_id, "exp-20000101-000000-aaaa"))
         hosts = {*evidence.hosts, *(n.host for n in evidence.nodes), *(log.host for log in evidence.logs)}
         hosts |= {failure.host for log in evidence.logs for failure in log.failures}
+        fields = evidence.slurm.fields
+        hosts |= {fields.get(name, "") for name in ("BatchHost", "NodeList", "FailedNode", "ReqNodeList")}
+        hosts |= {step.nodes for step in evidence.slurm.steps} | {os.uname().nodename}
         for host in sorted(hosts - {"", "127.0.0.1", "localhost"}):
             self.known.append((host, self._other("node", host)))
             short = host.split(".")[0]
@@ -72,8 +76,10 @@ class Anonymiser:
             self.known.append((user, self._other("user", user)))
         if len(evidence.experiment) > 2 and evidence.experiment not in _ORDINARY:
             self.known.append((evidence.experiment, "exp"))
-        if evidence.job and len(evidence.job.account) > 2:
-            self.known.append((evidence.job.account, self._other("account", evidence.job.account)))
+        accounts = {fields.get("Account", ""), evidence.job.account if evidence.job else ""}
+        for account in sorted(accounts):
+            if len(account) > 2:
+                self.known.append((account, self._other("account", account)))
 
     def _other(self, kind: str, text: str) -> str:
         key = (kind, text)

@@ -99,17 +99,15 @@ def _of_log(evidence: Evidence, log: Log) -> list[Culprit]:
         failure = failures.get(rank) if rank is not None else root
         told = rank if rank is not None else failure.rank if failure else None
         ending = failure.exitcode if failure else node.code if node else None
-        found.append(
-            Culprit(node, log, trace, failure, told, ending, is_victim=is_victim(trace) or _was_ended(failure))
-        )
+        # A prefix is of torch's own hook for what nothing caught: such a rank had failed before it was ended.
+        caught = trace.rank is None and _was_ended(failure)
+        found.append(Culprit(node, log, trace, failure, told, ending, is_victim=is_victim(trace) or caught))
     spoken = {c.rank for c in found}
     for failure in log.failures:
         if failure.rank not in spoken and (None not in traces or failure.exitcode < 0):
-            found.append(
-                Culprit(
-                    node, log, None, failure, failure.rank, failure.exitcode, is_victim=_was_ended(failure)
-                )
-            )
+            waited = failure.exitcode == -6 and log.mark("nccl-timeout") is not None  # its watchdog aborts it
+            lost = waited or _was_ended(failure)
+            found.append(Culprit(node, log, None, failure, failure.rank, failure.exitcode, is_victim=lost))
     if not found and node is not None and node.code:
         told_to_end = node.told_to_stop or node.code == TERM
         found.append(Culprit(node, log, ending=_signal(node.code), is_victim=told_to_end))

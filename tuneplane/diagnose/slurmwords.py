@@ -69,6 +69,8 @@ ANSWER_S = 20.0
 
 STEP_FORMAT = "JobID,State,ExitCode,Reason,NodeList,MaxRSS,ReqMem,Elapsed,Timelimit"
 
+NOTHING = ("", "(null)", "N/A", "None", "Unknown", "NONE")
+
 _FIELD = re.compile(r"([A-Za-z][\w:/-]*)=")
 
 
@@ -132,7 +134,7 @@ def parse_fields(line: str, wanted: frozenset[str] | None = None) -> dict[str, s
         value = line[place.end() : following.start() if following else len(line)].strip()
         if wanted is None or place[1] in wanted:
             found.setdefault(place[1], value)
-    return {name: value for name, value in found.items() if value not in ("", "(null)", "N/A")}
+    return {name: value for name, value in found.items() if value not in NOTHING}
 
 
 def parse_steps(said: str) -> tuple[Step, ...]:

@@ -12,6 +12,8 @@ RANK_PREFIX = re.compile(r"^\[(?:rank|default|Rank )(\d+)\]:? ?")
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 FIRST_LINE = "Traceback (most recent call last):"
+ORIGINAL = f"Original {FIRST_LINE}"
+"""Of a torch loader's worker, within the message of the exception that its parent raises."""
 CHAINED = (
     "During handling of the above exception, another exception occurred:",
     "The above exception was the direct cause of the following exception:",
@@ -78,7 +80,7 @@ def _trace(stream: list[tuple[int, str]], start: int, rank: int | None) -> tuple
     kept: list[str] = []
     message = ""
     index = start
-    while index < len(stream) and stream[index][1].strip() == FIRST_LINE:
+    while index < len(stream) and stream[index][1].strip() in (FIRST_LINE, ORIGINAL):
         end = _exception_line(stream, index)
         if end is None:
             break
@@ -93,6 +95,8 @@ def _trace(stream: list[tuple[int, str]], start: int, rank: int | None) -> tuple
         message = "\n".join([found[2] or "", *(text for _, text in stream[end + 1 : after])]).strip()
         index = after
         following = [text.strip() for _, text in stream[after : after + 4]]
+        if following[:1] == [ORIGINAL]:
+            continue
         chained = next((place for place, text in enumerate(following) if text in CHAINED), None)
         if chained is None or any(following[:chained]):
             break
@@ -143,7 +147,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 _OTHER = re.compile(
-    r"^\s*(?:\[?\d{4}-\d\d-\d\d|[EWI]\d{4} |={4,}|-{4,}$|tuneplane: |srun: |slurmstepd: |Traceback |\[W|.*: line \d+: )"
+    r"^\s*(?:\[?\d{4}-\d\d-\d\d|[EWI]\d{4} |={4,}|-{4,}$|tuneplane: |srun: |slurmstepd: |(?:Original )?Traceback |\[W|.*: line \d+: )"
 )
 
 

@@ -40,8 +40,8 @@ RULES: tuple[Rule, ...] = (
     *start.LAST,
     *program.LAST,
     *running.RULES,
-    *reporting.RULES,
     *storage.LATER,
+    *reporting.RULES,
     *running.WELL,
 )
 """Of findings that are as sure, the first in this order is told first: who knows before who guesses, a cause before

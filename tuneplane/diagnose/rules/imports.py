@@ -124,6 +124,8 @@ def module_missing(evidence: Evidence) -> Finding | None:
     missing = _missing(evidence)
     if missing is None or missing[0].split(".")[0] == "tuneplane":
         return None
+    if other_python(evidence) or module_of_lab(evidence):
+        return None
     image = evidence.job is not None and evidence.job.runtime != "none"
     where = "the image" if image else "the Python that train.sh runs"
     evidence_lines = lines_of(missing[1]) or last_lines(missing[1].log)

@@ -33,7 +33,7 @@ def gpu_out_of_memory(evidence: Evidence) -> Finding | None:
         log, mark = marked
         text, lines, where = mark.last, (mark.last,), at(evidence, log, mark)
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", text)
-    total = re.search(r"total capacity of ([\d.]+ \w+)", text)
+    total = re.search(r"total capac\w+ of ([\d.]+ \w+)", text) or re.search(r"([\d.]+ \w+) total capacity", text)
     gpu = re.search(r"GPU (\d+)", text)
     numbers = f" (asked for {asked[1]}" + (f" of {total[1]})" if total else ")") if asked else ""
     return Finding(

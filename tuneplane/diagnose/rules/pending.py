@@ -25,12 +25,12 @@ class Reason:
 
 
 REASONS: tuple[Reason, ...] = (
-    Reason("Resources", "it is next, and waits until enough nodes are free", SMALLER),
+    Reason("Resources", "it is next, and not enough nodes are free yet", SMALLER),
     Reason("Priority", "jobs of higher priority are before it", SMALLER),
-    Reason("Dependency", "it waits for another job ({dependency})", "let that job end, or submit without --dependency"),
+    Reason("Dependency", "another job must end first ({dependency})", "let that job end, or submit without --dependency"),
     Reason(
         "DependencyNeverSatisfied",
-        "the job that it waits for ended otherwise than asked for ({dependency}), so it never starts",
+        "the job before it ended otherwise than asked for ({dependency}), so it never starts",
         "stop it and submit it again without --dependency, or with afterany",
         never=True,
     ),
@@ -53,7 +53,7 @@ REASONS: tuple[Reason, ...] = (
         "nodes that it needs are down, drained or reserved{unavailable}",
         "leave --nodelist or --constraint away, or wait: sinfo -R tells why they are out",
     ),
-    Reason("Reservation", "it waits for its reservation to begin", "submit without --reservation, or wait"),
+    Reason("Reservation", "its reservation has not begun", "submit without --reservation, or wait"),
     Reason("ReservationDeleted", "its reservation is gone", "submit it again without --reservation", never=True),
     Reason(
         "PartitionDown",
@@ -114,7 +114,7 @@ REASONS: tuple[Reason, ...] = (
         "`sacctmgr show assoc user=$USER format=account,grptres,maxtres,maxjobs` lists the limits",
     ),
     Reason("AccountNotAllowed", "its partition does not take the account {account}", "another --account or --partition", True),
-    Reason("Licenses", "it waits for a license that is in use", "wait, or submit without it"),
+    Reason("Licenses", "a license that it needs is in use", "wait, or submit without it"),
     Reason("JobArrayTaskLimit", "as many elements of its array run as it allows at once", "wait"),
     Reason("Cleaning", "its former start is being cleaned up", "wait a moment"),
     Reason("Prolog", "the site's prolog runs on its nodes", "wait a moment"),

@@ -7,14 +7,12 @@ import re
 from tuneplane.diagnose.culprit import Culprit, culprit, is_launcher
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
-from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines, lines_of, on, place, shortly
+from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines, lines_of, on, place, seconds, shortly
 
 SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
 
-_NCCL = re.compile(
-    r"(?:Rank |rank)(?P<rank>\d+).*?(?:Watchdog caught )?collective operation timeout: WorkNCCL\((?P<work>.*?)\)"
-    r"(?: ran for (?P<ms>\d+) milliseconds)?"
-)
+_NCCL = re.compile(r"\[?Rank (?P<rank>\d+)\].*collective operation timeout")
+_WAITED = re.compile(r"ran for (\d+) milliseconds")
 _OPERATION = re.compile(r"OpType=(\w+)")
 _TIMEOUT = re.compile(
     r"Timed out waiting (?P<ms>\d+)\s*ms for (?P<what>\w+)|collective operation timeout|"
@@ -35,16 +33,18 @@ def nccl_timeout(evidence: Evidence) -> Finding | None:
     log, mark = marked[0]
     told = _NCCL.search(mark.first)
     operation = _OPERATION.search(mark.first)
-    waited = f" after {int(told['ms']) / 1000:.0f} s" if told and told["ms"] else ""
+    ran = _WAITED.search(mark.first)
+    waited = f" within {seconds(int(ran[1]) / 1000)}" if ran else ""
+    rank = int(told["rank"]) if told else mark.rank
     return Finding(
         "nccl-timeout",
         f"NCCL timeout: {operation[1] if operation else 'a collective'} was not joined by every rank{waited}, and"
-        f" rank {told['rank'] if told else mark.rank} gave up waiting",
+        f" {'a rank' if rank is None else f'rank {rank}'} gave up waiting",
         "the rank that timed out waits for one that is slow, stuck or gone: look at what the others did last (uneven"
         " data, a rank that saves or evaluates alone, a dead loader, a broken link);"
         " NCCL_DEBUG=INFO and TORCH_NCCL_TRACE_BUFFER_SIZE=2000 tell more at the next run",
         evidence=tuple(dict.fromkeys(m.first for _, m in marked))[:4],
-        **{**at(evidence, log, mark), "rank": int(told["rank"]) if told else mark.rank},
+        **{**at(evidence, log, mark), "rank": rank},
     )
 
 

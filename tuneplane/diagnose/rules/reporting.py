@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from tuneplane.diagnose.evidence import Evidence
-from tuneplane.diagnose.finding import CERTAIN, LIKELY, POSSIBLE, Finding
+from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
+from tuneplane.diagnose.gather import QUIET_S, silence_s
 from tuneplane.diagnose.rules.told import at, last_lines
 
 WELL = ("RUNNING", "COMPLETED")
@@ -72,6 +73,8 @@ def no_log_call(evidence: Evidence) -> Finding | None:
     """The experiment's code never names the reporting module."""
     if not _without_points(evidence) or evidence.state != "RUNNING":
         return None
+    if silence_s(evidence.now, evidence.nodes, evidence.logs, evidence.points) >= QUIET_S or still_loading(evidence):
+        return None  # it is silent altogether, or not there yet: that is told
     if evidence.written.reports or evidence.written.imports:
         return _imports_without_points(evidence)
     return Finding(
@@ -115,7 +118,7 @@ def completed_without_points(evidence: Evidence) -> Finding | None:
         f"it completed, and reported no points, {why}",
         remedy,
         evidence=_last(evidence),
-        certainty=CERTAIN if not named else LIKELY,
+        certainty=LIKELY,
     )
 
 

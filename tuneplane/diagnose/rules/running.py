@@ -61,7 +61,7 @@ def no_progress(evidence: Evidence) -> Finding | None:
     if evidence.state != "RUNNING" or quiet < QUIET_S or not _started(evidence):
         return None
     busy = [p for p in evidence.processes if p.cpu_percent >= BUSY_PERCENT]
-    if not evidence.processes or busy:
+    if not evidence.processes or busy or waits_for_rank(evidence):
         return None
     first = evidence.processes[0]
     node = evidence.node(first.node)
@@ -105,7 +105,7 @@ def slow_start(evidence: Evidence) -> Finding | None:
             certainty=POSSIBLE,
         )
     busy = max(evidence.processes, key=lambda p: p.cpu_percent)
-    if busy.cpu_percent < BUSY_PERCENT:
+    if busy.cpu_percent < BUSY_PERCENT or waits_for_rank(evidence):
         return None
     node = evidence.node(busy.node)
     first = not evidence.points.points and not any(len(log.tail) > 1 for log in evidence.logs)

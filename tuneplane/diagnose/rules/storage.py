@@ -103,7 +103,14 @@ def _folder_name(evidence: Evidence, path: str) -> str:
     job = evidence.job
     if job and path.startswith((job.scratch.rstrip("/") + "/", "/tmp/", "/var/tmp/")):
         return f"the node's own disk ({job.scratch})"
-    return posixpath.dirname(path) if path else "a file system of the run"
+    if path:
+        return posixpath.dirname(path)
+    full = next((s for s in evidence.spaces if s.free_bytes < max(_LITTLE_BYTES, s.size_bytes // 100)), None)
+    if full is None:
+        return "a file system of the run"
+    return f"the storage of the run ({evidence.folder.partition('/runs/')[0]})" if full.name == "storage" else (
+        f"the node's own disk ({job.scratch if job else 'scratch'})"
+    )
 
 
 def _space_line(space: Space) -> str:
