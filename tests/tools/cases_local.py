@@ -19,17 +19,21 @@ HEAD = "import os, time, torch, torch.distributed as dist\n"
 JOINED = HEAD + 'dist.init_process_group("gloo")\nrank = dist.get_rank()\nx = torch.ones(4)\n'
 
 CUDA = (
-    "'CUDA out of memory. Tried to allocate 2.31 GiB. GPU 1 has a total capacity of 139.80 GiB of which 1.02 GiB is free."
+    "'CUDA out of memory. Tried to allocate 2.31 GiB. GPU 1 has a total capacity of 139.80 GiB of"
+    " which 1.02 GiB is free."
     " Process 4242 has 138.77 GiB memory in use.'"
 )
 NCCL = """
 import sys
 if rank == 0:
     for line in (
-        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=4096, "
+        "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12,"
+        " OpType=ALLREDUCE, NumelIn=4096, "
         "NumelOut=4096, Timeout(ms)=600000) ran for 600071 milliseconds before timing out.",
-        "[PG ID 0 PG GUID 0(default_pg) Rank 0] Exception (either an error or timeout) detected by watchdog at work: 12",
-        "[PG ID 0 PG GUID 0(default_pg) Rank 0] To avoid data inconsistency, we are taking the entire process down.",
+        "[PG ID 0 PG GUID 0(default_pg) Rank 0] Exception (either an error or timeout) detected by"
+        " watchdog at work: 12",
+        "[PG ID 0 PG GUID 0(default_pg) Rank 0] To avoid data inconsistency, we are taking the"
+        " entire process down.",
     ):
         print(f"[rank0]:[E1129 10:00:00.000000000 ProcessGroupNCCL.cpp:683] {line}", file=sys.stderr, flush=True)
     os.abort()
@@ -50,7 +54,17 @@ for batch in DataLoader(Images(), batch_size=16, num_workers=2):
 def by_hand(place: Place, run: str) -> None:
     """Start the script again by hand, after its end."""
     folder = place.folder(run)
-    place.sh(["bash", "-c", 'bash "$1" >>"$2" 2>&1', "sh", str(folder / "job.sbatch"), str(folder / "slurm/local.out")], code=None)
+    place.sh(
+        [
+            "bash",
+            "-c",
+            'bash "$1" >>"$2" 2>&1',
+            "sh",
+            str(folder / "job.sbatch"),
+            str(folder / "slurm/local.out"),
+        ],
+        code=None,
+    )
 
 
 def stop(place: Place, run: str) -> None:
@@ -139,10 +153,10 @@ RUNS: tuple[CaseRun, ...] = (
         "a variable of the user's own is not set",
         near=("contract-variable-missing",),
     ),
-    CaseRun("command-missing", "command-not-found", "accelerate launch train.py", "a program that is not there"),
     CaseRun(
-        "syntax", "script-syntax", 'if true; then\necho "starts"', "an if without its end"
+        "command-missing", "command-not-found", "accelerate launch train.py", "a program that is not there"
     ),
+    CaseRun("syntax", "script-syntax", 'if true; then\necho "starts"', "an if without its end"),
     CaseRun(
         "not-executable",
         "not-executable",
@@ -167,7 +181,10 @@ RUNS: tuple[CaseRun, ...] = (
         "completed-without-points",
         PYTHON,
         "an exception that the program printed and overcame",
-        files={"train.py": "import traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n    traceback.print_exc()\nprint('done')\n"},
+        files={
+            "train.py": "import traceback\ntry:\n    1 / 0\nexcept ZeroDivisionError:\n   "
+            " traceback.print_exc()\nprint('done')\n"
+        },
         near=("python-exception", "first-failing-rank"),
     ),
     CaseRun(
@@ -302,7 +319,8 @@ RUNS: tuple[CaseRun, ...] = (
         "a checkpoint on a full file system",
         files={
             "train.py": "import os\npath = os.environ['TUNEPLANE_OUT_DIR'] + '/checkpoints'\nos.mkdir(path)\n"
-            "with open(path + '/model.pt', 'wb', buffering=0) as f:\n    for i in range(64): f.write(bytes(1 << 20))\n"
+            "with open(path + '/model.pt', 'wb', buffering=0) as f:\n    for i in range(64):"
+            " f.write(bytes(1 << 20))\n"
         },
         config=SMALL,
         prepare=small_disk,
@@ -328,7 +346,8 @@ RUNS: tuple[CaseRun, ...] = (
         "checkpoints written beside the code, which is gone at the end",
         files={
             "train.py": "import os\npath = 'outputs/checkpoint-10'\nos.makedirs(path)\n"
-            "open(path + '/model.bin', 'wb').close()\nprint('Saving model checkpoint to ./outputs/checkpoint-10')\n"
+            "open(path + '/model.bin', 'wb').close()\nprint('Saving model checkpoint to"
+            " ./outputs/checkpoint-10')\n"
         },
     ),
     CaseRun(
@@ -344,7 +363,8 @@ RUNS: tuple[CaseRun, ...] = (
         PYTHON,
         "a checkpoint where it belongs, said with its absolute path",
         files={
-            "train.py": "import os\npath = os.environ['TUNEPLANE_OUT_DIR'] + '/checkpoints/step-10'\nos.makedirs(path)\n"
+            "train.py": "import os\npath = os.environ['TUNEPLANE_OUT_DIR'] +"
+            " '/checkpoints/step-10'\nos.makedirs(path)\n"
             "open(path + '/model.bin', 'wb').close()\nprint('Saving model checkpoint to', path)\n"
         },
         near=("checkpoints-outside",),
@@ -414,7 +434,8 @@ RUNS: tuple[CaseRun, ...] = (
         "nccl-timeout",
         "nccl-timeout",
         RANKS,
-        "made without GPUs: the program says what torch's NCCL watchdog says (pytorch/pytorch#118369) and aborts as it does",
+        "made without GPUs: the program says what torch's NCCL watchdog says"
+        " (pytorch/pytorch#118369) and aborts as it does",
         files={"train.py": JOINED + NCCL},
         flags=TWO,
     ),
@@ -435,7 +456,12 @@ RUNS: tuple[CaseRun, ...] = (
         "gpu-out-of-memory",
         RANKS,
         "made without GPUs: torch's own exception with the words of its CUDA allocator",
-        files={"train.py": JOINED + "if rank == 1: raise torch.OutOfMemoryError(\n    " + CUDA + ")\ndist.all_reduce(x)\n"},
+        files={
+            "train.py": JOINED
+            + "if rank == 1: raise torch.OutOfMemoryError(\n    "
+            + CUDA
+            + ")\ndist.all_reduce(x)\n"
+        },
         flags=TWO,
         rank=1,
         near=("host-out-of-memory",),
@@ -454,7 +480,8 @@ RUNS: tuple[CaseRun, ...] = (
     CaseRun(
         "no-driver",
         "cuda-error",
-        'exec @TORCH@ -c \'import torch; raise RuntimeError("Found no NVIDIA driver on your system. Please check")\'',
+        "exec @TORCH@ -c 'import torch; raise RuntimeError(\"Found no NVIDIA driver on your system."
+        " Please check\")'",
         "made without GPUs: torch's words for a node without a driver",
     ),
     CaseRun(
@@ -471,7 +498,8 @@ RUNS: tuple[CaseRun, ...] = (
         PYTHON,
         "a download that failed and was overcome, before another failure",
         files={
-            "train.py": "import urllib.request\ntry:\n    urllib.request.urlopen('https://hub.invalid/x', timeout=5)\n"
+            "train.py": "import urllib.request\ntry:\n   "
+            " urllib.request.urlopen('https://hub.invalid/x', timeout=5)\n"
             "except OSError as error:\n    print('no hub:', error)\nraise TypeError('step is a str')\n"
         },
         near=("no-network",),
@@ -514,9 +542,7 @@ RUNS: tuple[CaseRun, ...] = (
         "host-out-of-memory",
         f"ulimit -v 12000000\n{RANKS}",
         "torchrun: rank 1 asks for more than the limit",
-        files={
-            "train.py": JOINED + "if rank == 1: y = torch.zeros(1 << 34)\ndist.all_reduce(x)\n"
-        },
+        files={"train.py": JOINED + "if rank == 1: y = torch.zeros(1 << 34)\ndist.all_reduce(x)\n"},
         flags=TWO,
         rank=1,
     ),
@@ -540,7 +566,8 @@ RUNS: tuple[CaseRun, ...] = (
         PYTHON,
         "an import that the program catches: nothing is said of it",
         files={
-            "train.py": "try:\n    from tuneplane.report import log\nexcept ImportError:\n    log = lambda *a, **k: None\n"
+            "train.py": "try:\n    from tuneplane.report import log\nexcept ImportError:\n    log ="
+            " lambda *a, **k: None\n"
             "for step in range(3):\n    log({'loss': 1.0}, step=step)\nprint('done')\n"
         },
     ),
@@ -559,7 +586,8 @@ RUNS: tuple[CaseRun, ...] = (
         "a run that trains and reports",
         files={
             "train.py": "import time\nfrom tuneplane.report import log\nfor step in range(600):\n"
-            "    log({'loss': 1.0 / (step + 1)}, step=step)\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
+            "    log({'loss': 1.0 / (step + 1)}, step=step)\n    print('step', step, flush=True)\n  "
+            "  time.sleep(0.1)\n"
         },
         until="step 20",
     ),
@@ -570,7 +598,8 @@ RUNS: tuple[CaseRun, ...] = (
         "a run that trained, reported and ended",
         files={
             "train.py": "import os\nfrom tuneplane.report import finish, log\nfor step in range(10):\n"
-            "    log({'loss': 1.0}, step=step)\nfinish()\npath = os.environ['TUNEPLANE_OUT_DIR'] + '/checkpoints/1'\n"
+            "    log({'loss': 1.0}, step=step)\nfinish()\npath = os.environ['TUNEPLANE_OUT_DIR'] +"
+            " '/checkpoints/1'\n"
             "os.makedirs(path)\n"
         },
         near=("completed-without-points",),
@@ -585,9 +614,7 @@ RUNS: tuple[CaseRun, ...] = (
         until="started",
         act=kill_agent,
     ),
-    CaseRun(
-        "prepared", "not-started", "echo trained", "rendered and never submitted", starts=False
-    ),
+    CaseRun("prepared", "not-started", "echo trained", "rendered and never submitted", starts=False),
     CaseRun(
         "hang",
         "no-progress",

@@ -1,4 +1,4 @@
-"""Runs on the testbed's Slurm that `record_cases.py` makes: each function brings one about and says which run it is."""
+"""Runs on the testbed's Slurm that `record_cases.py` makes: each function brings one about, and names it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from record_cases import CaseRun, keep
-
 from slurm_lab import SlurmLab
 from testbed_client import CommandFailed, Testbed
 
@@ -83,7 +82,14 @@ class Bed:
 
     def occupy(self, nodes: int = 4) -> str:
         """Bob's job on so many whole nodes."""
-        script = ["sbatch", "--parsable", f"--nodes={nodes}", "--exclusive", "--time=30:00", "--partition=gpu"]
+        script = [
+            "sbatch",
+            "--parsable",
+            f"--nodes={nodes}",
+            "--exclusive",
+            "--time=30:00",
+            "--partition=gpu",
+        ]
         job = self.bob(*script, "--wrap", "sleep 1800")
         while self.bed.job(job).get("JobState") != "RUNNING":
             time.sleep(0.2)
@@ -102,7 +108,9 @@ class SlurmCase:
 CASES: list[SlurmCase] = []
 
 
-def case(name: str, cause: str, how: str, **more: object) -> Callable[[Callable[[Bed], str]], Callable[[Bed], str]]:
+def case(
+    name: str, cause: str, how: str, **more: object
+) -> Callable[[Callable[[Bed], str]], Callable[[Bed], str]]:
     def note(make: Callable[[Bed], str]) -> Callable[[Bed], str]:
         CASES.append(SlurmCase(make, CaseRun(name, cause, "", how, **more)))  # type: ignore[arg-type]
         return make
@@ -110,7 +118,7 @@ def case(name: str, cause: str, how: str, **more: object) -> Callable[[Callable[
     return note
 
 
-# --- how Slurm ends jobs --------------------------------------------------------------------------------------------
+# --- how Slurm ends jobs ---
 
 
 @case("slurm-walltime", "walltime", "a run that needs more than its minute")
@@ -119,13 +127,22 @@ def walltime(b: Bed) -> str:
     return b.wait(b.submit(BARE, "--time", "1"), "TIMEOUT")
 
 
-@case("slurm-walltime-saved", "saved-and-ended", "a trainer that saves and exits 0 on the stop marker before its limit")
+@case(
+    "slurm-walltime-saved",
+    "saved-and-ended",
+    "a trainer that saves and exits 0 on the stop marker before its limit",
+)
 def walltime_saved(b: Bed) -> str:
     b.train('while [ ! -e "$TUNEPLANE_STOP_FILE" ]; do sleep 0.2; done\necho saved')
     return b.wait(b.submit(BARE, "--time", "3"), "CANCELLED", "COMPLETED", "TIMEOUT", timeout_s=300)
 
 
-@case("slurm-memory", "host-out-of-memory", "Slurm ends a job over its memory (OverMemoryKill)", certainty="certain")
+@case(
+    "slurm-memory",
+    "host-out-of-memory",
+    "Slurm ends a job over its memory (OverMemoryKill)",
+    certainty="certain",
+)
 def memory(b: Bed) -> str:
     b.bed.set(JobAcctGatherParams="OverMemoryKill", JobAcctGatherFrequency=1)
     b.config("cluster:\n  request_memory: true\n  memory_per_node: 400M\n")
@@ -184,8 +201,8 @@ def node_cut(b: Bed) -> str:
     nodes = b.bed.job(b.job_id(run))["NodeList"]
     last = b.root("scontrol", "show", "hostnames", nodes).split()[-1]
     beats = b.folder(run) / "attempts" / "0" / "node-1.beat"
-    # The hosts of the testbed share this machine's disk, so the cut node's agent is stopped as well: on a cluster a
-    # node without network beats on no shared storage.
+    # The hosts of the testbed share this machine's disk, so the cut node's agent is stopped as well: on a
+    # cluster a node without network beats on no shared storage.
     b.bed.cut(last)
     pids = b.bed.node_exec(last, ["pgrep", "-f", "kernel.pyz node"]).stdout.split()
     b.bed.node_exec(last, ["kill", "-STOP", *pids])
@@ -228,7 +245,7 @@ def agent_killed(b: Bed) -> str:
     return b.wait(run, "FAILED", "CANCELLED", "NODE_FAIL")
 
 
-# --- how nodes and ranks fail ---------------------------------------------------------------------------------------
+# --- how nodes and ranks fail ---
 
 
 JOINED = (
@@ -242,7 +259,13 @@ RANKS = (
 )
 
 
-@case("slurm-ranks", "first-failing-rank", "torchrun on two nodes: rank 1 raises, rank 0 loses it", rank=1, node=1)
+@case(
+    "slurm-ranks",
+    "first-failing-rank",
+    "torchrun on two nodes: rank 1 raises, rank 0 loses it",
+    rank=1,
+    node=1,
+)
 def ranks(b: Bed) -> str:
     b.train(
         f"export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=eth0\n{RANKS}",
@@ -265,7 +288,8 @@ def ranks_late(b: Bed) -> str:
     b.train(
         f"export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=eth0\n{RANKS}",
         {
-            "train.py": JOINED + "import atexit, sys\nfor step in range(5):\n    if rank == 1 and step == 3:\n"
+            "train.py": JOINED
+            + "import atexit, sys\nfor step in range(5):\n    if rank == 1 and step == 3:\n"
             "        dist.destroy_process_group()\n        atexit.register(time.sleep, 6)\n"
             "        raise ValueError('batch of 3 does not divide into 2')\n    dist.all_reduce(x)\n"
         },
@@ -279,18 +303,26 @@ def node_exit(b: Bed) -> str:
     return b.wait(b.submit(*TWO_NODES), "FAILED", "CANCELLED")
 
 
-@case("slurm-hang", "waits-for-rank", "two nodes, one of which never comes to the collective, 20 minutes later")
+@case(
+    "slurm-hang", "waits-for-rank", "two nodes, one of which never comes to the collective, 20 minutes later"
+)
 def hang(b: Bed) -> str:
     b.train(
         f"export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=eth0\n{RANKS}",
-        {"train.py": JOINED + "print('step 1', rank, flush=True)\nif rank == 1: time.sleep(600)\ndist.all_reduce(x)\n"},
+        {
+            "train.py": JOINED
+            + "print('step 1', rank, flush=True)\nif rank == 1: time.sleep(600)\ndist.all_reduce(x)\n"
+        },
     )
     run = b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 1 0")
     time.sleep(3)
     folder = b.folder(run)
     for name in ("node-0.log", "node-1.log"):
         b.lab.sh(["touch", "-d", "20 minutes ago", str(folder / "attempts/0" / name)])
-    script = "import json,sys,time\nfor p in sys.argv[1:]:\n v=json.load(open(p)); v['command_started_at']-=1300\n json.dump(v,open(p,'w'))"
+    script = (
+        "import json, sys\nfor path in sys.argv[1:]:\n    value = json.load(open(path))\n"
+        "    value['command_started_at'] -= 1300\n    json.dump(value, open(path, 'w'))\n"
+    )
     paths = [str(folder / "attempts/0" / f"node-{n}.json") for n in (0, 1)]
     b.lab.sh(["python3", "-c", script, *paths])
     return run
@@ -309,7 +341,7 @@ def reporting_stopped(b: Bed) -> str:
     return b.wait(b.submit(), "COMPLETED")
 
 
-# --- what a node lacks ----------------------------------------------------------------------------------------------
+# --- what a node lacks ---
 
 
 @case("slurm-no-interpreter", "interpreter-missing", "an interpreter that is not on the nodes")
@@ -362,7 +394,8 @@ def image_python(b: Bed) -> str:
     folder, image = b.bed.home() / "two", b.bed.home() / "two.sif"
     script = (
         'rm -rf "$1" "$2"; apptainer -q build --sandbox "$1" "$3" && mkdir -p "$1/opt/venv/bin" '
-        '"$1/opt/venv/lib/python3.11/site-packages/trainerlib" && ln -s /usr/bin/python3 "$1/opt/venv/bin/python3" && '
+        '"$1/opt/venv/lib/python3.11/site-packages/trainerlib" && ln -s /usr/bin/python3'
+        ' "$1/opt/venv/bin/python3" && '
         'printf "home = /usr/bin\\n" >"$1/opt/venv/pyvenv.cfg" && touch '
         '"$1/opt/venv/lib/python3.11/site-packages/trainerlib/__init__.py" && apptainer -q build "$2" "$1"'
     )
@@ -371,10 +404,12 @@ def image_python(b: Bed) -> str:
     return b.wait(b.lab.submit("h200:1", image=image).run_id, "FAILED")
 
 
-# --- waiting --------------------------------------------------------------------------------------------------------
+# --- waiting ---
 
 
-def waits(name: str, how: str, cause: str = "pending") -> Callable[[Callable[[Bed], str]], Callable[[Bed], str]]:
+def waits(
+    name: str, how: str, cause: str = "pending"
+) -> Callable[[Callable[[Bed], str]], Callable[[Bed], str]]:
     return case(f"pending-{name}", cause, how)
 
 
@@ -427,7 +462,9 @@ def pending_qos(b: Bed) -> str:
 
 @waits("qos-gpus", "the QOS allows a user two GPUs")
 def pending_qos_gpus(b: Bed) -> str:
-    b.root("sacctmgr", "-i", "modify", "qos", "debug", "set", "MaxJobsPerUser=-1", "MaxTRESPerUser=gres/gpu=2")
+    b.root(
+        "sacctmgr", "-i", "modify", "qos", "debug", "set", "MaxJobsPerUser=-1", "MaxTRESPerUser=gres/gpu=2"
+    )
     b.train("sleep 300")
     run = b.submit("h200-bare:4", "--qos", "debug")
     time.sleep(3)
@@ -522,7 +559,7 @@ def pending_reservation(b: Bed) -> str:
     return run
 
 
-# --- refused --------------------------------------------------------------------------------------------------------
+# --- refused ---
 
 
 @case("refused-account", "slurm-refused", "an account that the user does not have")
@@ -563,7 +600,11 @@ def silent(b: Bed) -> str:
     run = b.wait(b.submit(), "RUNNING", log="step 1")
     folder = b.folder(run)
     b.lab.sh(["touch", "-d", "5 minutes ago", str(folder / "attempts/0/node-0.beat")])
-    script = 'sed "s/^SlurmctldHost=.*/SlurmctldHost=ctl(10.77.0.99)/; s/^AccountingStorageHost=.*/AccountingStorageHost=10.77.0.99/" /etc/slurm/slurm.conf >"$1"; echo MessageTimeout=2 >>"$1"'
+    script = (
+        'sed "s/^SlurmctldHost=.*/SlurmctldHost=ctl(10.77.0.99)/;'
+        ' s/^AccountingStorageHost=.*/AccountingStorageHost=10.77.0.99/" /etc/slurm/slurm.conf >"$1";'
+        ' echo MessageTimeout=2 >>"$1"'
+    )
     b.lab.sh(["sh", "-c", script, "sh", str(b.bed.home() / "silent.conf")])
     b.lab.env["SLURM_CONF"] = str(b.bed.home() / "silent.conf")
     b.lab.sh(["touch", "-d", "5 minutes ago", str(folder / "attempts/0/node-0.beat")])
@@ -576,7 +617,8 @@ def healthy(b: Bed) -> str:
         'export PYTHONPATH="$TUNEPLANE_WORK_DIR/.tuneplane/kernel"\nexec python3 "$TUNEPLANE_EXP_DIR/train.py"',
         {
             "train.py": "import time\nfrom tuneplane.report import log\nfor step in range(600):\n"
-            "    log({'loss': 1.0 / (step + 1)}, step=step)\n    print('step', step, flush=True)\n    time.sleep(0.1)\n"
+            "    log({'loss': 1.0 / (step + 1)}, step=step)\n    print('step', step, flush=True)\n  "
+            "  time.sleep(0.1)\n"
         },
     )
     return b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 20")

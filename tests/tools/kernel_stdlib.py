@@ -12,9 +12,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from interpreters import pythons  # noqa: E402
+from interpreters import pythons
 
-from tuneplane.capsule.kernel import kernel_files, write_kernel_application  # noqa: E402
+from tuneplane.capsule.kernel import kernel_files, write_kernel_application
 
 CHECK = """
 import importlib, sys

@@ -69,9 +69,7 @@ class Place:
             folder.mkdir()
         (self.home / ".gitconfig").write_text("[user]\nname = You\nemail = you@example.org\n")
         tp = self.programs / "tp"
-        tp.write_text(
-            f"#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tuneplane.cli.main \"$@\"\n"
-        )
+        tp.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tuneplane.cli.main "$@"\n')
         tp.chmod(0o755)
         if torch and (Path(torch).parent / "py-spy").exists():
             (self.programs / "py-spy").symlink_to(Path(torch).parent / "py-spy")
@@ -173,7 +171,6 @@ def record(place: Place, case: CaseRun) -> None:
 
 def save(place: Place, case: CaseRun, run: str) -> None:
     """Save the case of a run, with what is expected of it."""
-    folder = CASES / case.name
     scratch = place.base / "case"
     shutil.rmtree(scratch, ignore_errors=True)
     print(place.sh(["tp", "job", "why", run, *case.why, "--save-case", str(scratch)]))
@@ -194,7 +191,9 @@ def keep(case: CaseRun, evidence: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("where", choices=("local", "slurm"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--torch", default="", help="an interpreter that has torch")

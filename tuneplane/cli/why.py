@@ -64,7 +64,7 @@ def _masked(evidence: Evidence, masks: tuple[str, ...]) -> Evidence:
 
 
 def _json(evidence: Evidence, findings: list[Finding]) -> dict[str, object]:
-    first, *others = [f.as_dict() for f in findings] or [None]
+    first, *others = [finding.as_dict() for finding in findings]
     return {
         "run_id": evidence.run_id,
         "state": evidence.state,

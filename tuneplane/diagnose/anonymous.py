@@ -1,7 +1,7 @@
 """Taking people, places and secrets out of evidence, each name by the same other one everywhere.
 
-What is known to be private is replaced wherever it stands; what looks private (addresses, tokens, paths that are not
-the system's) too. Words of an exception's message stay: whoever sends a case on reads it first.
+What is known to be private is replaced wherever it stands; what looks private (addresses, tokens, paths that are
+not the system's) too. Words of an exception's message stay: whoever sends a case on reads it first.
 """
 
 from __future__ import annotations
@@ -155,7 +155,6 @@ def _bare(lines: tuple[str, ...]) -> tuple[str, ...]:
         before = re.sub(r"^\[\w+ ?\d+\]:? ?", "", kept[-1]) if kept else ""
         frame = _FRAME.match(before)
         own = re.sub(r"^(\[\w+ ?\d+\]:? ?)", "", line)
-        if frame and own.startswith("    ") and not PACKAGES.search(frame[2]):
-            line = line[: len(line) - len(own.lstrip())] + "…"
-        kept.append(line)
+        hidden = frame and own.startswith("    ") and not PACKAGES.search(frame[2])
+        kept.append(line[: len(line) - len(own.lstrip())] + "…" if hidden else line)
     return tuple(kept)

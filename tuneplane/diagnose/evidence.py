@@ -34,7 +34,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Mark:
-    """A line that a rule may want to see, by the name of its pattern in `marks.py`; the first and the last such."""
+    """A line that a rule may want to see, by its pattern's name in `marks.py`; the first and the last such."""
 
     name: str
     count: int
@@ -199,7 +199,7 @@ class Outputs:
 
 @dataclass(frozen=True)
 class Space:
-    """What a file system has left for this user, as this machine sees it now. Inodes: 0 of 0 where it counts none."""
+    """What a file system has left, as this machine sees it now. Inodes: 0 of 0 where it counts none."""
 
     name: str  # storage, scratch
     free_bytes: int

@@ -6,15 +6,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 CERTAIN, LIKELY, POSSIBLE = "certain", "likely", "possible"
-"""certain: somebody who knows said so (Slurm, an exception, our own record). likely: nothing speaks against it, and
-another cause would look otherwise. possible: worth a look."""
+"""certain: somebody who knows said so (Slurm, an exception, our own record). likely: nothing speaks against it,
+and another cause would look otherwise. possible: worth a look."""
 
 ORDER = (CERTAIN, LIKELY, POSSIBLE)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """cause: a short name that programs can rely on. sentence: without a full stop. evidence: lines as they stand."""
+    """cause: a short name, for programs. sentence: without a full stop. evidence: lines as they stand."""
 
     cause: str
     sentence: str

@@ -9,6 +9,7 @@ import re
 import tarfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,8 +35,8 @@ from tuneplane.diagnose.slurmwords import read_slurm
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
 from tuneplane.node.record import read_record
-from tuneplane.runs.records import read_hosts, stopped_jobs, whole
 from tuneplane.runs.records import number as real
+from tuneplane.runs.records import read_hosts, stopped_jobs, whole
 from tuneplane.runs.state import WAITING, read_state
 from tuneplane.spec import JobSpec, read
 
@@ -124,7 +125,7 @@ class _Gathering:
             until = time.monotonic() + (deadline - time.monotonic()) / (len(ranks) - place)
             log = self._try(
                 path.name,
-                lambda p=path, r=rank, h=host, u=until: read_log(p, r, h, share=len(ranks), deadline=u),
+                partial(read_log, path, rank, host, share=len(ranks), deadline=until),
                 None,
             )
             found += [log] if log else []

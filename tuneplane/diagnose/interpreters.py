@@ -32,7 +32,8 @@ for folder in $PATH /usr/local/bin /usr/bin /opt/conda/bin /opt/*/bin /venv/bin 
 import sys, importlib.util as u
 try: there = u.find_spec(sys.argv[1]) is not None
 except Exception: there = False
-print("\t".join([sys.argv[2], "%d.%d.%d" % sys.version_info[:3], "yes" if sys.argv[2] == sys.argv[3] else "no", "yes" if there else "no"]))
+words = [sys.argv[2], "%d.%d.%d" % sys.version_info[:3], str(sys.argv[2] == sys.argv[3]), str(there)]
+print("\t".join(words))
 ' "$1" "$python" "$default" 2>/dev/null
   done
 done
@@ -43,7 +44,7 @@ exit 0
 def read_interpreters(
     module: str, runtime: str, binary: str, options: tuple[str, ...], image: str, path: str
 ) -> tuple[Interpreter, ...] | str:
-    """Every Python that is found in the image, or why it could not be asked. path: PATH where there is no image."""
+    """Every Python that is found in the image, or why it cannot be asked. path: PATH where there is no image."""
     if not MODULE.fullmatch(module):
         return f"{module!r} is no name of a module"
     container = Container(runtime=runtime, binary=binary, image=image, options=options, workdir="/")
@@ -76,4 +77,4 @@ def read_interpreters(
 def parse_interpreters(said: str) -> tuple[Interpreter, ...]:
     """Rows of path, version, default, has it."""
     rows = [line.split("\t") for line in said.splitlines()]
-    return tuple(Interpreter(r[0], r[1], r[2] == "yes", r[3] == "yes") for r in rows if len(r) == 4)
+    return tuple(Interpreter(r[0], r[1], r[2] == "True", r[3] == "True") for r in rows if len(r) == 4)

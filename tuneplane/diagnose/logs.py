@@ -2,8 +2,8 @@
 
 A log up to the window's size is searched whole. Of a larger one, head and tail are; between them only
 tracebacks are looked for, from the end backwards, as long as the time lasts. What is missed then: lines between
-head and tail that no traceback is near, and what lies before the place where the time was over. `Log.searched_bytes`
-says how much was looked at.
+head and tail that no traceback is near, and what lies before the place where the time was over.
+`Log.searched_bytes` says how much was looked at.
 """
 
 from __future__ import annotations

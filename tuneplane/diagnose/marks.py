@@ -1,6 +1,6 @@
 """The lines of a log that rules may want to see: a name, words to look for, and what the line must be like.
 
-`logs.py` looks for the words, which is quick, and only then at the line. A mark is a fact; what it means is a rule's.
+`logs.py` looks for the words, which is quick, and only then at the line. What a mark means is a rule's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,12 @@ PATTERNS: tuple[Pattern, ...] = (
         "oom-kill", "oom_kill", "oom-kill", "OOM Killed", "exceeded memory limit", "out-of-memory handler"
     ),
     _pattern("killed-worker", "is killed by signal"),
-    _pattern("shared-memory", "insufficient shared memory", "allocate shared memory", "unable to open shared memory"),
+    _pattern(
+        "shared-memory",
+        "insufficient shared memory",
+        "allocate shared memory",
+        "unable to open shared memory",
+    ),
     _pattern("bus-error", "Bus error", "SIGBUS"),
     # storage
     _pattern("no-space", "No space left on device"),

@@ -67,10 +67,10 @@ def ticks(pid: int) -> int:
 def is_python(pid: int) -> bool:
     """Whether a process runs a Python interpreter."""
     try:
-        program = os.readlink(f"/proc/{pid}/exe")
+        program = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115
     except OSError:
         program = text_of(pid, "comm")
-    return os.path.basename(program).startswith("python")
+    return program.rpartition("/")[2].startswith("python")
 
 
 def stack_of(pid: int, programs: list[str]) -> tuple[list[str], str]:
@@ -102,7 +102,7 @@ def rank_of(pid: int) -> int | None:
 
 
 def chosen(pids: list[int], spent: dict[int, int]) -> list[int]:
-    """The processes that speak for the command: one of each rank; without ranks the busiest Python, else the busiest.
+    """The processes that speak for the command: one of each rank; without ranks the busiest, a Python first.
 
     A launcher such as torchrun has no rank; of several processes of a rank the first one trains.
     """
@@ -124,6 +124,7 @@ def look(root: int, programs: list[str]) -> list[dict[str, Any]]:
     spent = {pid: ticks(pid) - before[pid] for pid in pids if fields_of(pid)}
     found = []
     deadline = time.monotonic() + STACKS_S
+    stack: list[str]
     for pid in chosen(pids, spent):
         if not is_python(pid):
             stack, why = [], "it is no Python program"

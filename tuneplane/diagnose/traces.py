@@ -57,7 +57,7 @@ def cut(text: str, most: int = LINE_CUT) -> str:
 
 
 def parse_traces(lines: list[tuple[int, str]]) -> list[Trace]:
-    """Tracebacks in `(offset, line)`s, by offset. Lines of several ranks may be mixed where each has its prefix."""
+    """Tracebacks in `(offset, line)`s, by offset. Lines of ranks may be mixed where each has its prefix."""
     streams: dict[int | None, list[tuple[int, str]]] = {}
     for offset, line in lines:
         rank, text = rank_of(line)
@@ -147,7 +147,8 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 _OTHER = re.compile(
-    r"^\s*(?:\[?\d{4}-\d\d-\d\d|[EWI]\d{4} |={4,}|-{4,}$|tuneplane: |srun: |slurmstepd: |(?:Original )?Traceback |\[W|.*: line \d+: )"
+    r"^\s*(?:\[?\d{4}-\d\d-\d\d|[EWI]\d{4} |={4,}|-{4,}$|tuneplane: |srun: |slurmstepd: |(?:Original"
+    r" )?Traceback |\[W|.*: line \d+: )"
 )
 
 

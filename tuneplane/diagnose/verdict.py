@@ -7,7 +7,14 @@ from tuneplane.diagnose.finding import ORDER, Finding
 from tuneplane.diagnose.rules import RULES
 from tuneplane.diagnose.rules.running import cannot_tell
 
-GENERAL = ("python-exception", "first-failing-rank", "command-failed", "rank-killed", "start-failed", "agent-gone")
+GENERAL = (
+    "python-exception",
+    "first-failing-rank",
+    "command-failed",
+    "rank-killed",
+    "start-failed",
+    "agent-gone",
+)
 """Causes that say what happened and not why: left out beside one that says why."""
 
 WELL = ("healthy", "completed")

@@ -44,5 +44,5 @@ RULES: tuple[Rule, ...] = (
     *reporting.RULES,
     *running.WELL,
 )
-"""Of findings that are as sure, the first in this order is told first: who knows before who guesses, a cause before
-its consequences, what is special before what is general."""
+"""Of findings that are as sure, the first in this order is told first: who knows before who guesses, a cause
+before its consequences, what is special before what is general."""

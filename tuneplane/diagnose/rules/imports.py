@@ -36,7 +36,8 @@ def tuneplane_not_importable(evidence: Evidence) -> Finding | None:
     place_of = "the image" if image else "the Python that train.sh runs"
     if observability == "external":
         remedy = (
-            f'install the wheel in {place_of} (pip install tuneplane), or put the kernel on the path in train.sh:\n'
+            f"install the wheel in {place_of} (pip install tuneplane), or put the kernel on the path"
+            " in train.sh:\n"
             'export PYTHONPATH="$TUNEPLANE_WORK_DIR/.tuneplane/kernel"'
         )
         why = "an external recipe leaves PYTHONPATH alone"
@@ -68,7 +69,8 @@ def foreign_tuneplane(evidence: Evidence) -> Finding | None:
     return Finding(
         "foreign-tuneplane",
         f"import tuneplane found another package of that name: {what}",
-        "take that package off the path (pip uninstall tuneplane in the image, or PYTHONPATH in train.sh) and install"
+        "take that package off the path (pip uninstall tuneplane in the image, or PYTHONPATH in"
+        " train.sh) and install"
         " this project's wheel",
         evidence=lines_of(found),
         **place(found),
@@ -87,8 +89,10 @@ def other_python(evidence: Evidence) -> Finding | None:
     ran = next((i for i in lacking if i.path in evidence.written.pythons), None)
     ran = ran or next((i for i in lacking if i.default), lacking[0])
     where = "The image" if evidence.job and evidence.job.runtime != "none" else "This machine"
-    told = [f"{i.path} ({i.version}): {missing[0]} {'is there' if i.has_module else 'is not there'}" for i in
-            (*having, ran)]
+    told = [
+        f"{i.path} ({i.version}): {missing[0]} {'is there' if i.has_module else 'is not there'}"
+        for i in (*having, ran)
+    ]
     return Finding(
         "other-python",
         f"train.sh runs {ran.path}, which has no {missing[0]}; {having[0].path} has it",

@@ -11,9 +11,12 @@ from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines, lines_of,
 
 _GPU = re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 _HOST = re.compile(
-    r"(?:^|\n|\.)MemoryError|annot allocate memory|DefaultCPUAllocator: can't allocate|Unable to allocate [\d.]+ \w+"
+    r"(?:^|\n|\.)MemoryError|annot allocate memory|DefaultCPUAllocator: can't allocate|Unable to"
+    r" allocate [\d.]+ \w+"
 )
-_SHM = re.compile(r"allocate shared memory|insufficient shared memory|unable to open shared memory|unable to mmap")
+_SHM = re.compile(
+    r"allocate shared memory|insufficient shared memory|unable to open shared memory|unable to mmap"
+)
 KILLED = (137, -9)
 
 
@@ -33,7 +36,9 @@ def gpu_out_of_memory(evidence: Evidence) -> Finding | None:
         log, mark = marked
         text, lines, where = mark.last, (mark.last,), at(evidence, log, mark)
     asked = re.search(r"Tried to allocate ([\d.]+ \w+)", text)
-    total = re.search(r"total capac\w+ of ([\d.]+ \w+)", text) or re.search(r"([\d.]+ \w+) total capacity", text)
+    total = re.search(r"total capac\w+ of ([\d.]+ \w+)", text) or re.search(
+        r"([\d.]+ \w+) total capacity", text
+    )
     gpu = re.search(r"GPU (\d+)", text)
     numbers = f" (asked for {asked[1]}" + (f" of {total[1]})" if total else ")") if asked else ""
     return Finding(
@@ -70,7 +75,8 @@ def host_out_of_memory(evidence: Evidence) -> Finding | None:
         who = f"rank {found.rank}" if found.rank is not None else "the command"
         return Finding(
             "host-out-of-memory",
-            f"{who} was killed (SIGKILL) by somebody else than this job{_host(found)}: most often that is the kernel,"
+            f"{who} was killed (SIGKILL) by somebody else than this job{_host(found)}: most often"
+            " that is the kernel,"
             " for want of memory",
             f"{_remedy(evidence)}\n`dmesg -T | grep -i oom` on the node tells, for those who may read it",
             evidence=lines_of(found),
@@ -111,7 +117,8 @@ def _by_slurm(evidence: Evidence) -> Finding:
     found = culprit(evidence)
     return Finding(
         "host-out-of-memory",
-        "Slurm ended the job because it used more memory than it was given" + (f" ({numbers})" if numbers else ""),
+        "Slurm ended the job because it used more memory than it was given"
+        + (f" ({numbers})" if numbers else ""),
         _remedy(evidence),
         evidence=(*lines, *last_lines(found.log, 2)),
         certainty=CERTAIN,
@@ -122,8 +129,10 @@ def _by_slurm(evidence: Evidence) -> Finding:
 def _remedy(evidence: Evidence) -> str:
     if evidence.job is not None and evidence.job.scheduler == "slurm":
         return (
-            "ask for more: a larger share of the node (more of its GPUs, or exclusive), or request_memory with more"
-            " memory_per_node in the profile; or use less: fewer loader workers, streaming instead of loading whole"
+            "ask for more: a larger share of the node (more of its GPUs, or exclusive), or"
+            " request_memory with more"
+            " memory_per_node in the profile; or use less: fewer loader workers, streaming instead"
+            " of loading whole"
         )
     return "use less: fewer loader workers, streaming instead of loading whole; or a machine with more memory"
 
@@ -142,7 +151,8 @@ def shared_memory_full(evidence: Evidence) -> Finding | None:
     return Finding(
         "shared-memory-full",
         f"/dev/shm was full{on(found)}: loader workers hand their batches over in it",
-        "num_workers=0 or fewer workers, smaller batches, torch.multiprocessing.set_sharing_strategy('file_system');"
+        "num_workers=0 or fewer workers, smaller batches,"
+        " torch.multiprocessing.set_sharing_strategy('file_system');"
         " or the site gives jobs a larger /dev/shm",
         evidence=tuple(dict.fromkeys([said.strip(), *lines])) if said else lines,
         **place(found),

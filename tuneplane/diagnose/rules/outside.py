@@ -15,7 +15,9 @@ SILENT_S = 60.0
 BEATS = 3
 
 FAILED_WORDS = ("NODE_FAIL", "BOOT_FAIL")
-_RETRIES = "a requeued run starts again by itself and goes on from its last checkpoint, where the program resumes"
+_RETRIES = (
+    "a requeued run starts again by itself and goes on from its last checkpoint, where the program resumes"
+)
 
 
 def stopped_by_user(evidence: Evidence) -> Finding | None:
@@ -32,7 +34,11 @@ def stopped_by_user(evidence: Evidence) -> Finding | None:
 
 def saved_and_ended(evidence: Evidence) -> Finding | None:
     """An exit 0 after a stop request: not the end of the run."""
-    if evidence.state not in ("CANCELLED", "TIMEOUT", "PREEMPTED") or evidence.code != 0 or not evidence.stop_marker:
+    if (
+        evidence.state not in ("CANCELLED", "TIMEOUT", "PREEMPTED")
+        or evidence.code != 0
+        or not evidence.stop_marker
+    ):
         return None
     limit = evidence.slurm.fields.get("TimeLimit", "")
     before = evidence.job.signal_before_end_s if evidence.job else None
@@ -51,13 +57,16 @@ def walltime(evidence: Evidence) -> Finding | None:
     by_log = marked is not None and "DUE TO TIME LIMIT" in f"{marked.first} {marked.last}"
     if evidence.state != "TIMEOUT" and not (by_log and evidence.state in ENDED_BADLY):
         return None
-    limit = evidence.slurm.fields.get("TimeLimit") or next((s.time_limit for s in evidence.slurm.steps if s.time_limit), "")
+    limit = evidence.slurm.fields.get("TimeLimit") or next(
+        (s.time_limit for s in evidence.slurm.steps if s.time_limit), ""
+    )
     saved = " It was asked to save before." if evidence.stop_marker else ""
     quiet = _quiet_before_end(evidence)
     return Finding(
         "walltime",
         f"it reached its time limit{f' of {limit}' if limit else ''}, and Slurm ended it",
-        "ask for more (--time), or save and resume: the program looks at should_stop() or TUNEPLANE_STOP_FILE, which"
+        "ask for more (--time), or save and resume: the program looks at should_stop() or"
+        " TUNEPLANE_STOP_FILE, which"
         f" appears {_before(evidence)} before the limit.{saved}\ntp job retry {evidence.run_id} starts it again",
         evidence=(*_slurm_lines(evidence)[:2], *quiet),
     )
@@ -76,7 +85,11 @@ def _quiet_before_end(evidence: Evidence) -> tuple[str, ...]:
     ages = [log.age_s for log in evidence.logs]
     ages += [evidence.points.newest_age_s] if evidence.points.newest_age_s is not None else []
     quiet = min(ages, default=0.0) - since_end
-    return (f"nothing was printed or reported in its last {seconds(quiet)}: it may have hung",) if quiet > 1800 else ()
+    return (
+        (f"nothing was printed or reported in its last {seconds(quiet)}: it may have hung",)
+        if quiet > 1800
+        else ()
+    )
 
 
 def preempted(evidence: Evidence) -> Finding | None:
@@ -94,7 +107,9 @@ def preempted(evidence: Evidence) -> Finding | None:
             f" {_RETRIES[0].upper()}{_RETRIES[1:]}"
         )
     else:
-        sentence = "it was preempted by a job of higher priority, and this site does not start it again by itself"
+        sentence = (
+            "it was preempted by a job of higher priority, and this site does not start it again by itself"
+        )
         remedy = f"tp job retry {evidence.run_id}; or submit to a partition or QOS that is not preempted"
     return Finding("preempted", sentence, remedy, evidence=_slurm_lines(evidence)[:3])
 
@@ -111,11 +126,15 @@ def node_failure(evidence: Evidence) -> Finding | None:
     silent = [node for node in evidence.nodes if node.code is None]
     host = failed or (silent[0].host if len(silent) == 1 else "")
     node = next((n for n in evidence.nodes if n.host == host), None)
-    again = "it waits to start again by itself" if waits_again else "this site does not start it again by itself"
+    again = (
+        "it waits to start again by itself" if waits_again else "this site does not start it again by itself"
+    )
     return Finding(
         "node-failure",
         f"node {host or 'of the job'} failed under it, and {again}",
-        f"{_RETRIES}" if waits_again else f"tp job retry {evidence.run_id}; leave the node out by --exclude {host or 'NODE'}",
+        f"{_RETRIES}"
+        if waits_again
+        else f"tp job retry {evidence.run_id}; leave the node out by --exclude {host or 'NODE'}",
         node=node.rank if node else None,
         host=host,
         evidence=_slurm_lines(evidence)[:4],
@@ -126,20 +145,26 @@ def node_silent(evidence: Evidence) -> Finding | None:
     """A node's agent gives no sign of life while Slurm still believes in it."""
     if evidence.state != "RUNNING":
         return None
-    silent = [n for n in evidence.nodes if n.code is None and n.beat_age_s is not None and n.beat_age_s > SILENT_S]
+    silent = [
+        n for n in evidence.nodes if n.code is None and n.beat_age_s is not None and n.beat_age_s > SILENT_S
+    ]
     if not silent:
         return None
     first = silent[0]
     others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
     return Finding(
         "node-silent",
-        f"node {first.rank} ({first.host}){others} has given no sign of life for {seconds(first.beat_age_s or 0)}, while"
+        f"node {first.rank} ({first.host}){others} has given no sign of life for"
+        f" {seconds(first.beat_age_s or 0)}, while"
         " Slurm still says RUNNING",
-        "the node or its way to the storage is gone: Slurm notices after its SlurmdTimeout (300 s by default) and ends or"
+        "the node or its way to the storage is gone: Slurm notices after its SlurmdTimeout (300 s by"
+        " default) and ends or"
         f" requeues the job; sooner: tp job stop {evidence.run_id}, then tp job retry {evidence.run_id}",
         node=first.rank,
         host=first.host,
-        evidence=tuple(f"node {n.rank} ({n.host}): heartbeat {seconds(n.beat_age_s or 0)} ago" for n in silent[:4]),
+        evidence=tuple(
+            f"node {n.rank} ({n.host}): heartbeat {seconds(n.beat_age_s or 0)} ago" for n in silent[:4]
+        ),
         certainty=LIKELY,
     )
 
@@ -159,9 +184,9 @@ def agent_gone(evidence: Evidence) -> Finding | None:
         "agent-gone",
         f"TunePlane's agent on node {first.rank} ({first.host}) is gone and left no record: "
         + ("it was killed, or the machine was restarted" if local else "it was killed, or its node failed"),
-        f"tp job retry {evidence.run_id} starts it again. Killed for want of memory is the usual cause: ask for more, or"
-        " use less"
-        + ("" if local else f"; where it comes again on {first.host} alone, --exclude it"),
+        f"tp job retry {evidence.run_id} starts it again. Killed for want of memory is the usual"
+        " cause: ask for more, or"
+        " use less" + ("" if local else f"; where it comes again on {first.host} alone, --exclude it"),
         node=first.rank,
         host=first.host,
         evidence=(*killed, *last_lines(evidence.log(first.rank), 2)),
@@ -207,7 +232,11 @@ def _who(uid: str) -> str:
 def _slurm_lines(evidence: Evidence) -> tuple[str, ...]:
     """What Slurm said of the end."""
     slurm = evidence.slurm
-    lines = [f"sacct: {s.job_id} {s.state} {s.exit_code} {s.nodes}".rstrip() for s in slurm.steps if "." not in s.job_id]
+    lines = [
+        f"sacct: {s.job_id} {s.state} {s.exit_code} {s.nodes}".rstrip()
+        for s in slurm.steps
+        if "." not in s.job_id
+    ]
     marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
     lines += [marked.last] if marked else []
     state = slurm.fields.get("JobState")
@@ -226,7 +255,10 @@ def other_end(evidence: Evidence) -> Finding | None:
     if told is None:
         return None
     return Finding(
-        "slurm-ended", f"Slurm ended it: {told}", f"tp job retry {evidence.run_id}", evidence=_slurm_lines(evidence)
+        "slurm-ended",
+        f"Slurm ended it: {told}",
+        f"tp job retry {evidence.run_id}",
+        evidence=_slurm_lines(evidence),
     )
 
 
@@ -235,4 +267,3 @@ FIRST = (stopped_by_user, saved_and_ended, walltime, preempted, node_failure)
 
 RULES = (node_silent, cancelled, other_end)
 LAST = (agent_gone,)
-

@@ -1,4 +1,4 @@
-"""Why a run waits, in plain words, and what would start it sooner. Slurm's reasons: squeue(1), JOB REASON CODES."""
+"""Why a run waits, in plain words, and what would start it sooner. Source: squeue(1), JOB REASON CODES."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from tuneplane.diagnose.evidence import Evidence, Waiting
 from tuneplane.diagnose.finding import CERTAIN, Finding
 from tuneplane.runs.state import WAITING
 
-SMALLER = "ask for less (GPUs, nodes), or for less time (--time): a short job fits into gaps that a long one does not"
-LIMITS = "wait for one of your jobs to end, or ask for less; `sacctmgr show qos` and `sacctmgr show assoc user=$USER` list"
-LIMITS += " the limits"
+SMALLER = "ask for less (GPUs, nodes), or for less time (--time): a short job fits into gaps"
+LIMITS = (
+    "wait for one of your jobs to end, or ask for less; `sacctmgr show qos` and `sacctmgr show assoc user=$USER`"
+    " list the limits"
+)
 
 
 @dataclass(frozen=True)
 class Reason:
-    """words: Slurm's reason, a pattern. plain: why it waits. sooner: what would start it. never: it will not start."""
+    """words: Slurm's reason, a pattern. plain: why it waits. sooner: what would start it. never: nothing does."""
 
     words: str
     plain: str
@@ -27,14 +29,22 @@ class Reason:
 REASONS: tuple[Reason, ...] = (
     Reason("Resources", "it is next, and not enough nodes are free yet", SMALLER),
     Reason("Priority", "jobs of higher priority are before it", SMALLER),
-    Reason("Dependency", "another job must end first ({dependency})", "let that job end, or submit without --dependency"),
+    Reason(
+        "Dependency",
+        "another job must end first ({dependency})",
+        "let that job end, or submit without --dependency",
+    ),
     Reason(
         "DependencyNeverSatisfied",
         "the job before it ended otherwise than asked for ({dependency}), so it never starts",
         "stop it and submit it again without --dependency, or with afterany",
         never=True,
     ),
-    Reason("BeginTime", "it is not to begin before {eligible}", "nothing is to be done; a requeued job waits so too"),
+    Reason(
+        "BeginTime",
+        "it is not to begin before {eligible}",
+        "nothing is to be done; a requeued job waits so too",
+    ),
     Reason("JobHeldUser", "it is held, by you", "scontrol release {job}", never=True),
     Reason("JobHeldAdmin", "it is held by an administrator", "ask the administrators", never=True),
     Reason(
@@ -54,7 +64,9 @@ REASONS: tuple[Reason, ...] = (
         "leave --nodelist or --constraint away, or wait: sinfo -R tells why they are out",
     ),
     Reason("Reservation", "its reservation has not begun", "submit without --reservation, or wait"),
-    Reason("ReservationDeleted", "its reservation is gone", "submit it again without --reservation", never=True),
+    Reason(
+        "ReservationDeleted", "its reservation is gone", "submit it again without --reservation", never=True
+    ),
     Reason(
         "PartitionDown",
         "its partition {partition} is down: jobs are taken and none is started",
@@ -113,12 +125,21 @@ REASONS: tuple[Reason, ...] = (
         "wait for jobs of the account to end, ask for less, or submit with another --account; "
         "`sacctmgr show assoc user=$USER format=account,grptres,maxtres,maxjobs` lists the limits",
     ),
-    Reason("AccountNotAllowed", "its partition does not take the account {account}", "another --account or --partition", True),
+    Reason(
+        "AccountNotAllowed",
+        "its partition does not take the account {account}",
+        "another --account or --partition",
+        True,
+    ),
     Reason("Licenses", "a license that it needs is in use", "wait, or submit without it"),
     Reason("JobArrayTaskLimit", "as many elements of its array run as it allows at once", "wait"),
     Reason("Cleaning", "its former start is being cleaned up", "wait a moment"),
     Reason("Prolog", "the site's prolog runs on its nodes", "wait a moment"),
-    Reason("FrontEndDown|SchedDefer|DeadLine|BurstBuffer.*|SystemFailure|RaisedSignal.*", "Slurm says {reason}", ""),
+    Reason(
+        "FrontEndDown|SchedDefer|DeadLine|BurstBuffer.*|SystemFailure|RaisedSignal.*",
+        "Slurm says {reason}",
+        "",
+    ),
     Reason("None|", "Slurm's scheduler has not looked at it yet", "wait a moment, and look again"),
 )
 
@@ -128,7 +149,7 @@ def pending(evidence: Evidence) -> Finding | None:
     waiting = evidence.slurm.waiting
     if evidence.state not in WAITING or waiting is None:
         return None
-    said = waiting.reason.strip("()") or evidence.reason
+    said = (waiting.reason.strip("()") or evidence.reason).replace("_", " ")
     known = next((r for r in REASONS if re.fullmatch(r.words, said)), None)
     words = _Words(evidence, waiting, said)
     plain = words.fill(known.plain) if known else f"Slurm says {said}"
@@ -207,7 +228,8 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
         r"Invalid account or account/partition combination",
         "you may not use the account {account} (or not in the partition {partition})",
-        "`sacctmgr show assoc user=$USER format=account,partition,qos` lists yours: set `slurm.account` of the profile, or"
+        "`sacctmgr show assoc user=$USER format=account,partition,qos` lists yours: set"
+        " `slurm.account` of the profile, or"
         " --account",
     ),
     (
@@ -218,7 +240,8 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
         r"Invalid qos",
         "you may not use the QOS {qos}",
-        "`sacctmgr show assoc user=$USER format=account,qos` lists yours: set `slurm.qos` of the profile, or --qos",
+        "`sacctmgr show assoc user=$USER format=account,qos` lists yours: set `slurm.qos` of the"
+        " profile, or --qos",
     ),
     (
         r"Requested time limit is invalid|time limit",
@@ -231,7 +254,8 @@ REFUSALS: tuple[tuple[str, str, str], ...] = (
         "`sinfo -o '%N %f'` shows the features of nodes",
     ),
     (
-        r"Requested node configuration is not available|Node count specification invalid|More processors requested",
+        r"Requested node configuration is not available|Node count specification invalid|More"
+        r" processors requested",
         "no node, or not so many nodes, can give what it asks for",
         "`sinfo -o '%P %D %c %m %G'` shows what nodes have: fewer GPUs, CPUs or nodes, or less memory",
     ),
@@ -271,11 +295,8 @@ def slurm_refused(evidence: Evidence) -> Finding | None:
         "time": (job.time if job else "") or "?",
         "run": evidence.run_id,
     }
-    for words, plain, remedy in REFUSALS:
-        if re.search(words, said):
-            break
-    else:
-        words, plain, remedy = "", "see its words below", ""
+    unknown = ("", "see its words below", "")
+    _, plain, remedy = next((row for row in REFUSALS if re.search(row[0], said)), unknown)
 
     def fill(text: str) -> str:
         return re.sub(r"\{(\w+)\}", lambda m: values.get(m[1], m[0]), text)

@@ -40,7 +40,8 @@ def nccl_timeout(evidence: Evidence) -> Finding | None:
         "nccl-timeout",
         f"NCCL timeout: {operation[1] if operation else 'a collective'} was not joined by every rank{waited}, and"
         f" {'a rank' if rank is None else f'rank {rank}'} gave up waiting",
-        "the rank that timed out waits for one that is slow, stuck or gone: look at what the others did last (uneven"
+        "the rank that timed out waits for one that is slow, stuck or gone: look at what the others"
+        " did last (uneven"
         " data, a rank that saves or evaluates alone, a dead loader, a broken link);"
         " NCCL_DEBUG=INFO and TORCH_NCCL_TRACE_BUFFER_SIZE=2000 tell more at the next run",
         evidence=tuple(dict.fromkeys(m.first for _, m in marked))[:4],
@@ -61,7 +62,8 @@ def collective_timeout(evidence: Evidence) -> Finding | None:
     return Finding(
         "collective-timeout",
         f"{_who(found)} waited{waited} for another rank that did not come",
-        "look at what the other ranks did last: uneven data, a rank that saves or evaluates alone, a node that is slow"
+        "look at what the other ranks did last: uneven data, a rank that saves or evaluates alone, a"
+        " node that is slow"
         " or gone; a slow start needs a longer timeout= of init_process_group",
         evidence=lines_of(found),
         **place(found),
@@ -87,7 +89,8 @@ def rendezvous_failed(evidence: Evidence) -> Finding | None:
     return Finding(
         "rendezvous-failed",
         "the nodes' launchers did not find each other",
-        "every node must run the same launch line with --nnodes, --node_rank, --master_addr and --master_port of the"
+        "every node must run the same launch line with --nnodes, --node_rank, --master_addr and"
+        " --master_port of the"
         " job's variables; look whether node 0 started at all, and which network interface is used",
         evidence=lines,
         **(at(evidence, *marked) if marked else place(found)),
@@ -109,19 +112,21 @@ def segmentation_fault(evidence: Evidence) -> Finding | None:
     cause = {4: "illegal-instruction", 7: "bus-error"}.get(signal, "segmentation-fault")
     what = {
         4: "ran an instruction that this processor does not have (SIGILL)",
-        7: "touched memory that is not there (SIGBUS): a full /dev/shm, or a file that was cut while it was mapped",
+        7: "touched memory that is not there (SIGBUS): a full /dev/shm, or a mapped file that was cut",
         8: "divided by zero in compiled code (SIGFPE)",
         11: "crashed in compiled code (SIGSEGV, a segmentation fault)",
     }[signal]
     remedy = (
-        "that is a fault of a library or extension, not of Python: python3 -X faulthandler shows the line; look for"
+        "that is a fault of a library or extension, not of Python: python3 -X faulthandler shows the"
+        " line; look for"
         " packages built for another CUDA, torch or Python than the image has"
     )
     if signal == 4:
         remedy = "install a build for the nodes' processor, or ask for nodes like the one it was built for"
     return Finding(
         cause,
-        f"{_who(found) if found.rank is not None else 'the program'} {what}{on(found) if found.rank is None else ''}",
+        f"{_who(found) if found.rank is not None else 'the program'}"
+        f" {what}{on(found) if found.rank is None else ''}",
         remedy,
         evidence=lines_of(found) if found.trace is None else last_lines(log, 6),
         **place(found),
@@ -155,7 +160,9 @@ def address_in_use(evidence: Evidence) -> Finding | None:
     if evidence.state not in ENDED_BADLY:
         return None
     found = culprit(evidence)
-    launcher = [t for log in evidence.logs for t in log.traces if is_launcher(t) or "Address already" in t.message]
+    launcher = [
+        t for log in evidence.logs for t in log.traces if is_launcher(t) or "Address already" in t.message
+    ]
     text = found.text() or "\n".join(t.message for t in launcher)
     if "Address already in use" not in text and "EADDRINUSE" not in text:
         return None
@@ -177,7 +184,8 @@ def no_network(evidence: Evidence) -> Finding | None:
     if marked is None or (found.trace is not None and found.log is not marked[0]):
         return None
     network = re.search(
-        r"Name or service not known|Temporary failure in name resolution|Network is unreachable|Max retries exceeded|"
+        r"Name or service not known|Temporary failure in name resolution|Network is unreachable|Max"
+        r" retries exceeded|"
         r"couldn't connect to 'https://|outgoing traffic has been disabled|ConnectionError|gaierror",
         found.text(),
     )
@@ -200,7 +208,8 @@ def cuda_error(evidence: Evidence) -> Finding | None:
         return None
     found = culprit(evidence)
     said = re.search(
-        r"CUDA error: [^\n]*|no CUDA-capable device[^\n]*|Found no NVIDIA driver[^\n]*|CUDA driver version is insufficient"
+        r"CUDA error: [^\n]*|no CUDA-capable device[^\n]*|Found no NVIDIA driver[^\n]*|CUDA driver"
+        r" version is insufficient"
         r"[^\n]*|No CUDA GPUs are available",
         found.text(),
     )

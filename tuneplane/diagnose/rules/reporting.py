@@ -17,8 +17,10 @@ def reporting_stopped(evidence: Evidence) -> Finding | None:
         if mark is not None:
             return Finding(
                 "reporting-stopped",
-                "reporting could not write its points" + (", and some were dropped" if mark.name == "points-dropped" else ""),
-                "look at the folder in the message: space, quota, permission, a mount that is gone; training itself is not"
+                "reporting could not write its points"
+                + (", and some were dropped" if mark.name == "points-dropped" else ""),
+                "look at the folder in the message: space, quota, permission, a mount that is gone;"
+                " training itself is not"
                 " touched by it",
                 evidence=(mark.first,) if mark.first == mark.last else (mark.first, mark.last),
                 **at(evidence, log, mark),
@@ -60,7 +62,8 @@ def still_loading(evidence: Evidence) -> Finding | None:
             return Finding(
                 "still-loading",
                 "there are no points yet because weights or data are still downloading or loading",
-                "wait; where compute nodes download slowly or not at all, fetch them on the login node beforehand into"
+                "wait; where compute nodes download slowly or not at all, fetch them on the login"
+                " node beforehand into"
                 " HF_HOME",
                 evidence=last_lines(log, 1),
                 certainty=LIKELY,
@@ -73,14 +76,17 @@ def no_log_call(evidence: Evidence) -> Finding | None:
     """The experiment's code never names the reporting module."""
     if not _without_points(evidence) or evidence.state != "RUNNING":
         return None
-    if silence_s(evidence.now, evidence.nodes, evidence.logs, evidence.points) >= QUIET_S or still_loading(evidence):
+    if silence_s(evidence.now, evidence.nodes, evidence.logs, evidence.points) >= QUIET_S or still_loading(
+        evidence
+    ):
         return None  # it is silent altogether, or not there yet: that is told
     if evidence.written.reports or evidence.written.imports:
         return _imports_without_points(evidence)
     return Finding(
         "no-log-call",
         "it prints and reports no points: no file of the experiment names tuneplane.report or its callback",
-        "call log({...}, step=…) of tuneplane.report in the training loop, or give the trainer TunePlaneCallback();"
+        "call log({...}, step=…) of tuneplane.report in the training loop, or give the trainer"
+        " TunePlaneCallback();"
         " nothing is read out of what is printed",
         evidence=(f"{evidence.written.files} files of the experiment and of the lab were searched",),
         certainty=LIKELY,
@@ -92,7 +98,8 @@ def _imports_without_points(evidence: Evidence) -> Finding:
     return Finding(
         "no-points-yet",
         f"it has reported no points yet, though {names} names tuneplane",
-        "the first log() may still be to come; only rank 0 reports; an import within `try` fails silently where the image"
+        "the first log() may still be to come; only rank 0 reports; an import within `try` fails"
+        " silently where the image"
         " has no tuneplane",
         evidence=(),
         certainty=POSSIBLE,
@@ -107,12 +114,16 @@ def completed_without_points(evidence: Evidence) -> Finding | None:
     if named:
         why = f"though {', '.join(named[:3])} names tuneplane"
         remedy = (
-            "an import within `try` fails silently where the image has no tuneplane, and only rank 0 reports: print"
+            "an import within `try` fails silently where the image has no tuneplane, and only rank 0"
+            " reports: print"
             " tuneplane.__file__ there"
         )
     else:
         why = "since no file of the experiment names tuneplane.report or its callback"
-        remedy = "call log({...}, step=…) of tuneplane.report in the training loop, or give the trainer TunePlaneCallback()"
+        remedy = (
+            "call log({...}, step=…) of tuneplane.report in the training loop, or give the trainer"
+            " TunePlaneCallback()"
+        )
     return Finding(
         "completed-without-points",
         f"it completed, and reported no points, {why}",

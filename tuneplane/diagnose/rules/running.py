@@ -45,7 +45,8 @@ def waits_for_rank(evidence: Evidence) -> Finding | None:
         "waits-for-rank",
         f"it hangs: rank{'s' if len(waiting) > 1 else ''} {names} wait{'' if len(waiting) > 1 else 's'} in"
         f" {_collective(waiting[0])} for rank {first.rank}{others}, which is in {_top(first)}",
-        f"look at why rank {first.rank} is there; tp job shell {evidence.run_id} --node {first.node} opens a shell beside"
+        f"look at why rank {first.rank} is there; tp job shell {evidence.run_id} --node {first.node}"
+        " opens a shell beside"
         f" it, tp job stop {evidence.run_id} ends it",
         node=first.node,
         host=node.host if node else "",
@@ -69,7 +70,8 @@ def no_progress(evidence: Evidence) -> Finding | None:
     if first.state == "D":
         return Finding(
             "waits-for-storage",
-            f"it waits for storage: its main process has hung in the kernel ({first.wait_channel or 'D'}) and nothing was"
+            f"it waits for storage: its main process has hung in the kernel"
+            f" ({first.wait_channel or 'D'}) and nothing was"
             f" printed or reported for {seconds(quiet)}",
             "look whether the file systems of the node answer; tell the administrators",
             evidence=(*_stack(first), _silence(evidence)),
@@ -77,7 +79,11 @@ def no_progress(evidence: Evidence) -> Finding | None:
             **where,  # type: ignore[arg-type]
         )
     together = [p for p in evidence.processes if p.stack and _in_collective(p)]
-    what = f"it waits in {_top(first)}" if first.stack else f"its main process sleeps ({first.wait_channel or first.state})"
+    what = (
+        f"it waits in {_top(first)}"
+        if first.stack
+        else f"its main process sleeps ({first.wait_channel or first.state})"
+    )
     if together and len(together) == len([p for p in evidence.processes if p.stack]):
         what = f"every rank that was looked at waits in {_collective(together[0])}"
     return Finding(
@@ -126,7 +132,8 @@ def slow_start(evidence: Evidence) -> Finding | None:
     return Finding(
         "slow-start",
         sentence,
-        "wait, and look again; print progress in long phases; keep prepared data and compiled code in the output folder or"
+        "wait, and look again; print progress in long phases; keep prepared data and compiled code"
+        " in the output folder or"
         " on shared storage",
         node=busy.node,
         host=node.host if node else "",
@@ -171,7 +178,9 @@ def _top(process: Process) -> str:
 
 
 def _stack(process: Process) -> tuple[str, ...]:
-    head = f"process {process.pid} ({process.name}), state {process.state}, {process.cpu_percent:.0f} % of a CPU"
+    head = (
+        f"process {process.pid} ({process.name}), state {process.state}, {process.cpu_percent:.0f} % of a CPU"
+    )
     if not process.stack:
         return (head, f"no stack: {_no_stack(process)}")
     return (head, *(f"{name} ({file}:{line})" for name, file, line in _frames(process)[:8]))
@@ -247,11 +256,15 @@ def cannot_tell(evidence: Evidence) -> Finding:
     lines += [refused] if refused else []
     lines += list(_tail(evidence))
     lines += list(last_lines(evidence.batch, 2)) if evidence.batch else []
+    sentence = f"the cause cannot be told from what is there: {known}"
+    if evidence.state == "UNKNOWN":
+        sentence = f"how it is cannot be told: Slurm does not answer ({evidence.reason})"
     return Finding(
         "cannot-tell",
-        f"the cause cannot be told from what is there: {known}",
-        "Slurm does not answer: ask again later" if refused or evidence.state == "UNKNOWN" else
-        "read tp job logs; tp job why --save-case DIR keeps what was found, to send on",
+        sentence,
+        "Slurm does not answer: ask again later"
+        if refused or evidence.state == "UNKNOWN"
+        else "read tp job logs; tp job why --save-case DIR keeps what was found, to send on",
         evidence=tuple(lines),
         certainty=POSSIBLE,
     )
@@ -259,4 +272,3 @@ def cannot_tell(evidence: Evidence) -> Finding:
 
 RULES = (waits_for_rank, no_progress, slow_start, starting)
 WELL = (healthy, completed)
-

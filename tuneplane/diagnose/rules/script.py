@@ -44,7 +44,9 @@ def _bash(evidence: Evidence) -> Iterator[_Said]:
             continue
         found = _BASH.match(mark.last)
         if found:
-            yield _Said(log, found["script"], found["line"], found["said"], mark.last, node.code if node else None)
+            yield _Said(
+                log, found["script"], found["line"], found["said"], mark.last, node.code if node else None
+            )
 
 
 def scaffold_unedited(evidence: Evidence) -> Finding | None:
@@ -72,7 +74,10 @@ def contract_variable_missing(evidence: Evidence) -> Finding | None:
         where = f"line {said.line} of {said.script.rpartition('/')[2]}"
         if name in CONTRACT:
             sentence = f"{name} is not set at {where}, though every job has it: something took it away"
-            remedy = "look for env -i, sudo, su or a new login shell on the way there; docs/environment.md lists all"
+            remedy = (
+                "look for env -i, sudo, su or a new login shell on the way there; docs/environment.md lists all"
+                " variables"
+            )
         else:
             near = get_close_matches(name, sorted(CONTRACT), 1, 0.6)
             sentence = f"{where} asks for {name}, which is no variable of a job"
@@ -130,8 +135,8 @@ def command_not_found(evidence: Evidence) -> Finding | None:
             remedy = (
                 "PATH is the image's own: install it there, or say its whole path"
                 if _contained(evidence)
-                else "PATH is the cluster profile's `path`: say the program's whole path, or activate its environment"
-                " in train.sh"
+                else "PATH is the cluster profile's `path`: say the program's whole path, or activate its"
+                " environment in train.sh"
             )
             return Finding(
                 "command-not-found",

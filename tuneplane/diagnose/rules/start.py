@@ -18,7 +18,7 @@ def _started(evidence: Evidence) -> bool:
 
 
 def _words(evidence: Evidence) -> Iterator[tuple[Log, str]]:
-    """What TunePlane's own programs said, in the batch script's output and in logs of nodes whose command is not up.
+    """What TunePlane's own programs said: in the batch script's output, in logs of nodes whose command is not up.
 
     The batch script's output holds the words of all starts: only its end is of the last one.
     """
@@ -45,7 +45,10 @@ def _refusal(evidence: Evidence) -> bool:
         return False
     return not _started(evidence) or (
         evidence.batch is not None
-        and any(line.startswith("tuneplane: ") or line.lstrip().startswith("→") for line in evidence.batch.tail[-2:])
+        and any(
+            line.startswith("tuneplane: ") or line.lstrip().startswith("→")
+            for line in evidence.batch.tail[-2:]
+        )
     )
 
 
@@ -57,7 +60,8 @@ def ingest_unreachable(evidence: Evidence) -> Finding | None:
     host = re.search(r"node (\S+):", found[1])
     return Finding(
         "ingest-unreachable",
-        f"the run's ingest folder cannot be reached{' on ' + host[1] if host else ''}: its canary file is not there",
+        f"the run's ingest folder cannot be reached{' on ' + host[1] if host else ''}: its canary"
+        " file is not there",
         "the storage root must be on storage that login and compute nodes share: set `storage_root` of the cluster"
         " profile, and `shared` so that a submit checks it",
         evidence=(found[1],),
@@ -95,7 +99,9 @@ def changed_after_submit(evidence: Evidence) -> Finding | None:
 
 def start_refused(evidence: Evidence) -> Finding | None:
     """A second start while one runs, or whatever else the claim said."""
-    found = _find(evidence, r"of this run has not ended|another start of this run came first|could not be claimed")
+    found = _find(
+        evidence, r"of this run has not ended|another start of this run came first|could not be claimed"
+    )
     if found is None or not _refusal(evidence):
         return None
     return Finding(
@@ -112,7 +118,10 @@ def interpreter_missing(evidence: Evidence) -> Finding | None:
     python = evidence.job.python if evidence.job else ""
     if not python or evidence.state not in ENDED_BADLY:
         return None
-    pattern = rf"{re.escape(python)}: (?:No such file or directory|Permission denied|cannot execute)|execve\(\)?: {re.escape(python)}"
+    program = re.escape(python)
+    pattern = (
+        rf"{program}: (?:No such file or directory|Permission denied|cannot execute)|execve\(\)?: {program}"
+    )
     found = _find(evidence, pattern)
     if found is None:
         return None
@@ -130,7 +139,9 @@ def interpreter_old(evidence: Evidence) -> Finding | None:
     """The Python on the node is older than the kernel needs."""
     if evidence.state not in ENDED_BADLY or _started(evidence):
         return None
-    found = _find(evidence, r"SyntaxError: |unsupported operand type\(s\) for \||has no attribute 'removeprefix'")
+    found = _find(
+        evidence, r"SyntaxError: |unsupported operand type\(s\) for \||has no attribute 'removeprefix'"
+    )
     if found is None or found[0].node is not None:
         return None
     python = evidence.job.python if evidence.job else "the Python"
@@ -149,17 +160,26 @@ def storage_not_shared(evidence: Evidence) -> Finding | None:
         return None
     steps = [s for s in evidence.slurm.steps if s.exit_code == FAILED_TO_START]
     fields = evidence.slurm.fields.get("ExitCode") == FAILED_TO_START or evidence.code == 53
-    moved = _find(evidence, r"couldn't chdir to|job\.sbatch: line \d+: cd: |[Cc]ould not open (?:stdout|stderr) file")
+    moved = _find(
+        evidence, r"couldn't chdir to|job\.sbatch: line \d+: cd: |[Cc]ould not open (?:stdout|stderr) file"
+    )
     if not steps and not fields and moved is None:
         return None
     root = evidence.folder.partition("/runs/")[0]
-    nodes = evidence.slurm.fields.get("BatchHost") or next((s.nodes for s in evidence.slurm.steps if s.nodes), "")
+    nodes = evidence.slurm.fields.get("BatchHost") or next(
+        (s.nodes for s in evidence.slurm.steps if s.nodes), ""
+    )
     lines = [moved[1]] if moved else []
-    lines += [f"Slurm: exit code {FAILED_TO_START}: slurmd could not start the script or open its output"] if fields or steps else []
+    lines += (
+        [f"Slurm: exit code {FAILED_TO_START}: slurmd could not start the script or open its output"]
+        if fields or steps
+        else []
+    )
     lines += [f"sacct: {s.job_id} {s.state} {s.exit_code} {s.nodes}" for s in steps][:2]
     return Finding(
         "storage-not-shared",
-        f"the run's folder is not there{' on ' + nodes if nodes else ' on the node'}: {root} is not shared with it, or not"
+        f"the run's folder is not there{' on ' + nodes if nodes else ' on the node'}: {root} is not"
+        " shared with it, or not"
         " mounted",
         "choose a `storage_root` that every node sees, and list what is shared in `shared` of the cluster profile;"
         " tp doctor --profile P --deep looks",
@@ -170,7 +190,9 @@ def storage_not_shared(evidence: Evidence) -> Finding | None:
 
 def modules_missing(evidence: Evidence) -> Finding | None:
     """`module load` failed in the batch script."""
-    found = _find(evidence, r"module.*(?:unknown|not found|cannot be loaded|Unable to locate)|sets up no modules")
+    found = _find(
+        evidence, r"module.*(?:unknown|not found|cannot be loaded|Unable to locate)|sets up no modules"
+    )
     if found is None or evidence.state not in ENDED_BADLY or _started(evidence):
         return None
     return Finding(
@@ -212,7 +234,8 @@ def runtime_missing(evidence: Evidence) -> Finding | None:
     return Finding(
         "runtime-missing",
         f"{program} cannot be started on the node: {said[2] if said else ''}".rstrip(": "),
-        "set `container.binary` of the cluster profile to its path on the nodes, or `slurm.modules` to the module that"
+        "set `container.binary` of the cluster profile to its path on the nodes, or `slurm.modules`"
+        " to the module that"
         " brings it",
         evidence=(found[1],),
         **at(evidence, found[0]),
@@ -228,7 +251,9 @@ def container_failed(evidence: Evidence) -> Finding | None:
         if mark is None or mark.last not in log.tail[-4:]:
             continue
         said = mark.last.partition("FATAL:")[2].strip()
-        broken = re.search(r"image format not recognized|while (?:checking|opening|loading) image|not a valid|squashfs", said)
+        broken = re.search(
+            r"image format not recognized|while (?:checking|opening|loading) image|not a valid|squashfs", said
+        )
         remedy = f"start it by hand on a node: {evidence.job.runtime} exec {evidence.job.image} true"
         if broken:
             remedy = "the image file is damaged or none: build or copy it again, and submit again"
@@ -246,7 +271,9 @@ def scratch_full(evidence: Evidence) -> Finding | None:
     """No room, or no right, for the unpacked code on the node."""
     if evidence.state not in ENDED_BADLY or _started(evidence):
         return None
-    found = _find(evidence, r"no scratch folder on this node|scratch: .* (?:belongs to|is a link|is not a folder)")
+    found = _find(
+        evidence, r"no scratch folder on this node|scratch: .* (?:belongs to|is a link|is not a folder)"
+    )
     if found is None:
         return None
     return Finding(

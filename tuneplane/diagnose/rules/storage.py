@@ -19,7 +19,9 @@ _LITTLE_BYTES = 64 << 20
 """Less than this free on a file system that said it was full is no contradiction to its being full of bytes."""
 
 
-def _said(evidence: Evidence, pattern: re.Pattern[str], mark: str) -> tuple[str, tuple[str, ...], dict[str, object]] | None:
+def _said(
+    evidence: Evidence, pattern: re.Pattern[str], mark: str
+) -> tuple[str, tuple[str, ...], dict[str, object]] | None:
     """What said so: the culprit's exception, else a line of a log of a run that failed without another cause."""
     if evidence.state not in ENDED_BADLY:
         return None
@@ -56,7 +58,8 @@ def no_space(evidence: Evidence) -> Finding | None:
     return Finding(
         "no-space",
         f"there was no space left on {name}",
-        "free some (tp job artifacts RUN lists what runs left; keep fewer checkpoints), or set `storage_root`, or for"
+        "free some (tp job artifacts RUN lists what runs left; keep fewer checkpoints), or set"
+        " `storage_root`, or for"
         " a node's own disk `scratch`, of the cluster profile to another place",
         evidence=(*lines, *spaces),
         **where,  # type: ignore[arg-type]
@@ -72,7 +75,8 @@ def quota(evidence: Evidence) -> Finding | None:
     return Finding(
         "quota-exceeded",
         f"your quota on {_folder_name(evidence, _path(line))} is used up",
-        "remove old runs and checkpoints, or ask for a larger quota; `quota -s`, or `lfs quota -h -u $USER PATH` on"
+        "remove old runs and checkpoints, or ask for a larger quota; `quota -s`, or `lfs quota -h -u"
+        " $USER PATH` on"
         " Lustre, tells how much",
         evidence=lines,
         **where,  # type: ignore[arg-type]
@@ -89,9 +93,9 @@ def _full_of_inodes(evidence: Evidence, path: str) -> Space | None:
     for space in evidence.spaces:
         if space.name == "scratch" and path.startswith(evidence.folder):
             continue
-        if space.inodes and space.free_inodes <= _FEW_INODES and space.free_bytes > 0:
-            if space.free_bytes > _LITTLE_BYTES or space.free_bytes > space.size_bytes // 50:
-                return space
+        has_bytes = space.free_bytes > min(_LITTLE_BYTES, space.size_bytes // 50)
+        if space.inodes and space.free_inodes <= _FEW_INODES and has_bytes:
+            return space
     return None
 
 
@@ -108,8 +112,10 @@ def _folder_name(evidence: Evidence, path: str) -> str:
     full = next((s for s in evidence.spaces if s.free_bytes < max(_LITTLE_BYTES, s.size_bytes // 100)), None)
     if full is None:
         return "a file system of the run"
-    return f"the storage of the run ({evidence.folder.partition('/runs/')[0]})" if full.name == "storage" else (
-        f"the node's own disk ({job.scratch if job else 'scratch'})"
+    return (
+        f"the storage of the run ({evidence.folder.partition('/runs/')[0]})"
+        if full.name == "storage"
+        else (f"the node's own disk ({job.scratch if job else 'scratch'})")
     )
 
 
@@ -160,7 +166,8 @@ def data_missing(evidence: Evidence) -> Finding | None:
     contained = evidence.job.runtime != "none"
     remedy = "look whether it is there on a compute node, and spelt so"
     if within is None and contained:
-        remedy = f"a container sees only what is mounted: --mount {posixpath.dirname(path)}:{posixpath.dirname(path)}"
+        folder = posixpath.dirname(path)
+        remedy = f"a container sees only what is mounted: --mount {folder}:{folder}"
     return Finding(
         "data-missing",
         f"{path} is not there{on(found)}" + (f", below {within} of the job's data folders" if within else ""),
@@ -177,7 +184,8 @@ def checkpoints_outside(evidence: Evidence) -> Finding | None:
         link = evidence.outputs.outside[0]
         return Finding(
             "checkpoints-outside",
-            f"{link.partition(' -> ')[0]} of the output folder is a link that leads out of it, so it is not followed",
+            f"{link.partition(' -> ')[0]} of the output folder is a link that leads out of it, so it"
+            " is not followed",
             'write into "$TUNEPLANE_OUT_DIR" itself',
             evidence=evidence.outputs.outside,
         )
@@ -199,8 +207,12 @@ def checkpoints_outside(evidence: Evidence) -> Finding | None:
     return None
 
 
-_TARGET = re.compile(r"[Ss]av(?:ing|ed)\b.*?(?:to|in|at|as|:)?[\s'\"=:(]((?:\.{1,2}/|~?/)?[\w.@+-]+/[\w./@+-]*)")
-_CHECKPOINT = re.compile(r"(?i)checkpoint|model|weights|state|adapter|\.pt\b|\.pth\b|\.bin\b|\.safetensors|\.ckpt")
+_TARGET = re.compile(
+    r"[Ss]av(?:ing|ed)\b.*?(?:to|in|at|as|:)?[\s'\"=:(]((?:\.{1,2}/|~?/)?[\w.@+-]+/[\w./@+-]*)"
+)
+_CHECKPOINT = re.compile(
+    r"(?i)checkpoint|model|weights|state|adapter|\.pt\b|\.pth\b|\.bin\b|\.safetensors|\.ckpt"
+)
 
 
 def _saved_outside(evidence: Evidence, log: Log, mark: Mark) -> str | None:

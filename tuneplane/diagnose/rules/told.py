@@ -49,7 +49,7 @@ def lines_of(culprit: Culprit) -> tuple[str, ...]:
     """What speaks for a culprit: its traceback, else torchrun's word, else the last lines of its log."""
     if culprit.trace is not None:
         return (*trace_lines(culprit.trace), *culprit.victims[:2])
-    told = ()
+    told: tuple[str, ...] = ()
     if culprit.failure is not None:
         told = (f"torchrun: rank {culprit.failure.rank}, exit code {culprit.failure.exitcode}",)
     return (*told, *last_lines(culprit.log), *culprit.victims[:2])
