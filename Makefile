@@ -47,7 +47,7 @@ test-fast: install
 
 test: lint contract
 	$(BIN)/python tests/tools/system_packages.py
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
 bench: testbed
 	$(BIN)/python tests/bench/run.py

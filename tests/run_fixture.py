@@ -234,9 +234,8 @@ class Run:
 
     def left_in_scratch(self) -> list[str]:
         """What stands of this run in its user's scratch folder."""
-        base = self.scratch().path.parent
-        names = [path.name for path in base.iterdir()] if base.exists() else []
-        return sorted(name for name in names if name.startswith(self.job.metadata.run_id))
+        path = self.scratch().path
+        return sorted(p.name for p in path.parent.glob(f"{path.name.split('.')[0]}.*"))
 
     def fake(self, name: str, script: str) -> None:
         """A program that the batch script's PATH has before the system's: Slurm's, for want of one."""
@@ -275,13 +274,14 @@ def job_spec(
     container: Container | None = None,
     slurm: Slurm | None = SLURM,
     profile: str = "h200:8",
+    user: str = USER,
     hyperparams: Mapping[str, Any] | None = None,
     **node: Any,
 ) -> JobSpec:
     """The JobSpec of a plain run. `node`: values of its `Node`. Digests of files are filled in by `make_run`."""
     return JobSpec(
         Metadata(
-            run_id, USER, "ring", "lab", str(folder), "2026-11-29T12:00:00Z", __version__, commit="c" * 40
+            run_id, user, "ring", "lab", str(folder), "2026-11-29T12:00:00Z", __version__, commit="c" * 40
         ),
         Spec(
             recipe=Recipe("custom/custom", "1.0.0", "sha256:" + "1" * 64, "custom"),

@@ -9,6 +9,7 @@ import copy
 import json
 import secrets
 import shlex
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
+from filelock import FileLock
 from testbed_client import Testbed
 
 URL = "https://tracker.example.org/lab"
@@ -24,18 +26,24 @@ URL = "https://tracker.example.org/lab"
 WAIT_FOR_GO = 'while [ ! -e "$TUNEPLANE_OUT_DIR/go" ]; do sleep 0.05; done'
 """A line of train.sh that waits for `Run.release`."""
 
+ASK_AGAIN_S = 1.0
+
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "LOST", "NOT_SUBMITTED"}
 
 
 @contextmanager
 def login_profile(bed: Testbed, user: str, text: str) -> Iterator[None]:
-    """`~/.profile` of a user, which Slurm reads for jobs with `--export=NONE`; gone afterwards."""
+    """`~/.profile` of a user, which Slurm reads for jobs with `--export=NONE`; gone afterwards.
+
+    Others who want one for the same user wait.
+    """
     path = str(bed.home(user) / ".profile")
-    bed.exec(["sh", "-c", 'cat >"$1"', "sh", path], user=user, input=text)
-    try:
-        yield
-    finally:
-        bed.exec(["rm", "-f", path], user=user)
+    with FileLock(Path(tempfile.gettempdir()) / f"tuneplane-testbed-profile-{user}.lock"):
+        bed.exec(["sh", "-c", 'cat >"$1"', "sh", path], user=user, input=text)
+        try:
+            yield
+        finally:
+            bed.exec(["rm", "-f", path], user=user)
 
 
 def unique(name: str) -> str:
@@ -196,9 +204,14 @@ class Run:
         deadline = time.monotonic() + timeout_s
         while not (answer := wanted()):
             if time.monotonic() > deadline:
-                raise AssertionError(f"{what}\n{self.status()}\n{self.log()}\n{self.slurm_output()}")
-            time.sleep(0.2)
+                raise AssertionError(f"{what}\n{self.known()}")
+            time.sleep(0.4)
         return answer
+
+    def known(self) -> str:
+        """What a failure shows of the run: its status, and the ends of what it printed."""
+        lines = [*self.log().splitlines()[-15:], "---", *self.slurm_output().splitlines()[-15:]]
+        return "\n".join([str(self.status()), *(line[:200] for line in lines)])
 
     def sbatch(self, env: Mapping[str, str] | None = None) -> str:
         """`sbatch` of the run's script by hand; the job's id."""
@@ -209,12 +222,22 @@ class Run:
         wanted = set(states) or FINAL
         deadline = time.monotonic() + timeout_s
         while True:
+            seen, asked_at = self._records(), time.monotonic()
             status = self.status()
             if status["state"] in wanted:
                 return status
             if status["state"] in FINAL or time.monotonic() > deadline:
-                raise AssertionError(f"{status}\n{self.log()}\n{self.slurm_output()}")
-            time.sleep(0.3)
+                raise AssertionError(f"not {' or '.join(sorted(wanted))}\n{self.known()}")
+            # Asking starts a Python; it is done when the job wrote something, and from time to time.
+            while self._records() == seen and time.monotonic() - asked_at < ASK_AGAIN_S:
+                time.sleep(0.05)
+
+    def _records(self) -> list[tuple[str, int]]:
+        try:
+            found = self.folder.glob("attempts/*/*.json")
+            return sorted((str(path), path.stat().st_mtime_ns) for path in found)
+        except FileNotFoundError:  # one is just being replaced
+            return []
 
     def log(self, *more: str) -> str:
         return self.tp("logs", *more, check=False).stdout

@@ -74,6 +74,7 @@ def packed(
     return list(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_the_digest_does_not_depend_on_who_packs(tmp_path: Path, lab: GitLab, package: Path) -> None:
     results = {}
     clone = tmp_path / "an other place" / "clone"

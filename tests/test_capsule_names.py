@@ -6,6 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import pytest
 from git_lab import MARKER_TEXT, GitLab
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +36,7 @@ def free_of_conflicts(tree: dict[str, tuple[bytes, bool]]) -> dict[str, tuple[by
     return {p: v for p, v in tree.items() if not any(q != p and p.startswith(f"{q}/") for q in tree)}
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(tree=TREES.map(free_of_conflicts), commit=st.booleans())
 def test_any_tree_survives_the_way_to_the_node(tree: dict[str, tuple[bytes, bool]], commit: bool) -> None:

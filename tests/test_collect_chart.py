@@ -53,6 +53,7 @@ def test_without_unicode_it_is_ascii() -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_spike_among_a_million_points_is_seen() -> None:
     spiked = series(*((step, 50.0 if step == 123_457 else 1.0) for step in range(1_000_000)))
     text = render_curve(spiked, width=80, height=12, unicode=False)

@@ -105,7 +105,7 @@ def as_nobody(function) -> str:
 
 def test_an_unreadable_folder_or_file_ends_with_exit_1(tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("unreadable")
-    for folder in (root, *list(root.parents)[:2]):
+    for folder in (root, *list(root.parents)[:3]):
         folder.chmod(0o755)
     folders = Folders(root)
     file = folders.write("site", "cluster/h200", H200)
@@ -163,6 +163,7 @@ ANYTHING = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     ANYTHING,

@@ -43,9 +43,9 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Verdict]] = {
     "one failed, the other was ended by srun": (
         [node(0, 137, 11, told=True), node(1, 1, 10)],
         137,
-        (1, 1, True, True),
+        (1, 1, False, True),
     ),
-    "the victim's clock is ahead": ([node(0, 143, 5, told=True), node(1, 3, 10)], 143, (3, 1, True, True)),
+    "the victim's clock is ahead": ([node(0, 143, 5, told=True), node(1, 3, 10)], 143, (3, 1, False, True)),
     "two failed by themselves": ([node(0, 2, 12), node(1, 1, 11)], 2, (1, 1, False, True)),
     "killed by the kernel, the other hit an error of its network": (
         [node(0, 1, 12), node(1, 137, 11)],
@@ -104,7 +104,7 @@ def test_the_batch_script_reads_one_number(run: Run) -> None:
         "first_failing_node": "n2",
         "first_failing_rank": 1,
         "reason": "the command ended with exit code 3",
-        "stop_requested": True,
+        "stop_requested": False,
         "for_good": True,
     }
 
@@ -117,7 +117,17 @@ def test_a_node_without_a_word_is_named(run: Run) -> None:
 
 def test_an_attempt_of_which_nothing_started_has_a_reason(run: Run) -> None:
     assert run.end(code=1).stdout == "1\n"
-    assert run.end_of()["reason"] == "srun ended with exit code 1, and no node failed"
+    assert (run.end_of()["first_failing_node"], run.end_of()["reason"]) == (os.uname().nodename, NO_RECORD)
+
+
+def test_a_node_whose_agent_never_began_is_named_and_not_its_victim(run: Run) -> None:
+    """Node 1 has no Python or no storage: srun ends with 127 and node 0 is told to stop."""
+    start = run.attempt().start
+    start.write_text(json.dumps({**json.loads(start.read_text()), "hosts": ["n1", "n2"]}))
+    write(run, node(0, 143, 9, True))
+    assert run.end(code=127).stdout == "127\n"
+    end = run.end_of()
+    assert (end["first_failing_node"], end["first_failing_rank"], end["reason"]) == ("n2", 1, NO_RECORD)
 
 
 @pytest.mark.contract("C11")

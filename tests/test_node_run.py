@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from run_fixture import PYTHON, Run, runs_below, wait_until
 
+from tuneplane.spec import Container, Image, Mount
+
 MakeRun = Callable[..., Run]
 
 
@@ -221,6 +223,19 @@ def test_a_profile_whose_path_has_no_bash_is_told(make: MakeRun) -> None:
         "node agent: bash cannot be started: No such file or directory\n  → PATH is /nowhere; it comes from"
     )
     cannot_start(run, run.run_once(), 127, start)
+
+
+def test_an_image_and_a_mount_that_this_node_does_not_see_are_told_at_once(
+    make: MakeRun, tmp_path: Path
+) -> None:
+    image = Image("/images/train.sif", "--image", f"{tmp_path}/train.sif", "2" * 64)
+    mount = Mount(f"{tmp_path}/data", "/data", read_only=True)
+    run = make("echo hello", container=Container("apptainer", image=image, mounts=[mount]))
+    done = run.run_once()
+    cannot_start(
+        run, done, 125, f"node {os.uname().nodename}: {tmp_path}/data is to be mounted and is not on"
+    )
+    assert f"the image {tmp_path}/train.sif is not on this node" in done.stderr
 
 
 def test_an_attempt_that_was_never_claimed_is_told(make: MakeRun) -> None:

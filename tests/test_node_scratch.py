@@ -11,10 +11,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from run_fixture import Run, runs_below, small_file_system
+from run_fixture import Run, job_spec, runs_below, small_file_system
 
 from tuneplane.containers import Launch
-from tuneplane.node.scratch import Scratch, held_scratch, read_launch, remove_abandoned, write_launch
+from tuneplane.node.scratch import (
+    Scratch,
+    held_scratch,
+    read_launch,
+    remove_abandoned,
+    scratch_folder,
+    write_launch,
+)
 
 MakeRun = Callable[..., Run]
 NOBODY = 65_534
@@ -206,3 +213,35 @@ def test_an_attempts_folder_is_gone_after_a_signal_that_nobody_handles(make: Mak
     assert run.left_in_scratch() == [run.scratch().path.name]
     assert make("echo next").run_once().returncode == 0
     assert run.left_in_scratch() == []
+
+
+def test_a_second_agent_of_the_same_node_and_attempt_is_refused(make: MakeRun) -> None:
+    """Two tasks on one node, by an option of srun: the first one's folder is not taken from it."""
+    run = make("echo training; until [ -e $TUNEPLANE_OUT_DIR/go ]; do sleep 0.05; done; cat tuneplane.yaml")
+    agent = run.start_node(run.claimed())
+    run.wait_for_line("training")
+    second = run.node()
+    assert second.returncode == 125
+    assert " ".join(second.stderr.split()) == (
+        f"tuneplane: {run.scratch().path}: another agent of this very node and attempt runs here"
+        " → one task a node: look for --ntasks in srun_options and in how the script was started"
+    )
+    (run.folder.out / "go").touch()
+    assert run.finish(agent).returncode == 0
+    assert "apiVersion" in run.log()
+
+
+@pytest.mark.parametrize("experiment", ["a", "x" * 64])
+def test_sockets_below_tmpdir_have_a_path_that_the_kernel_takes(experiment: str, tmp_path: Path) -> None:
+    """A whole node trains with multiprocessing, which makes `pymp-xxxxxxxx/listener-xxxxxxxx` there."""
+    job = job_spec(tmp_path, f"{experiment}-20261129-120000-x3k9", scratch=Path("/scratch/local"))
+    temporary = str(scratch_folder(job, 12, 1023).temporary)
+    assert len(temporary + "/pymp-xxxxxxxx/listener-xxxxxxxx") <= 107
+
+
+def test_runs_of_one_second_have_folders_of_their_own(tmp_path: Path) -> None:
+    ids = [
+        f"{name}-20261129-120000-{end}" for name in ("ring", "rings", "x" * 64) for end in ("x3k9", "x3ka")
+    ]
+    folders = {scratch_folder(job_spec(tmp_path, i, scratch=Path("/s")), 0, 0).path for i in ids}
+    assert len(folders) == len(ids)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from interpreters import pythons
 from run_fixture import PYTHON, Run, runs_below, wait_until
 
 MakeRun = Callable[..., Run]
@@ -75,6 +76,18 @@ def test_the_trainer_has_the_whole_grace_though_its_shell_dies_at_once(make: Mak
     assert 3 < time.monotonic() - began < 15
     assert (run.folder.out / "saved").read_text() == "checkpoint\n"
     assert "not reached" not in run.log()
+
+
+def test_the_oldest_python_of_a_node_gives_that_grace_too(make: MakeRun) -> None:
+    oldest = pythons((3, 9)).get("3.9")
+    if oldest is None:
+        pytest.skip("there is no Python 3.9 here")
+    run = make(f"{PYTHON} experiments/ring/t.py 3 0", files={"t.py": SAVING}, python=oldest, stop_grace_s=20)
+    agent = run.start_node(run.claimed())
+    run.wait_for_line("training")
+    assert tell(run, agent).returncode == 143
+    assert (run.folder.out / "saved").exists()
+    assert run.record()["python"].startswith("3.9.")
 
 
 def test_a_trainer_that_saves_and_exits_0_was_told_all_the_same(make: MakeRun) -> None:
@@ -187,6 +200,21 @@ def test_usr2_leaves_the_stop_marker_and_no_signal_reaches_the_trainer(make: Mak
     assert run.record()["told_to_stop"] is False
 
 
+def test_usr1_is_the_trainers_and_ends_no_agent(make: MakeRun) -> None:
+    """`scancel --signal=USR1` reaches every process of the step; who asked for it handles it."""
+    run = make("trap 'echo heard' USR1; echo training; while :; do sleep 0.05; done")
+    agent = run.start_node(run.claimed())
+    run.wait_for_line("training")
+    agent.send_signal(signal.SIGUSR1)
+    time.sleep(0.5)
+    assert agent.poll() is None
+    assert "heard" not in run.log()
+    wait_until(lambda: "command_pid" in run.record(), "the record says which process it is")
+    os.kill(run.record()["command_pid"], signal.SIGUSR1)
+    run.wait_for_line("heard")
+    assert tell(run, agent).returncode == 143
+
+
 def test_should_stop_says_so_to_a_real_trainer(make: MakeRun) -> None:
     trainer = """
 import time
@@ -248,6 +276,7 @@ def test_a_killed_agent_blocks_no_later_attempt_and_leaves_no_folder_for_long(ma
     run = make("echo training; sleep 1000")
     agent = run.start_node(run.claimed(job_id=1), job_id=1)
     run.wait_for_line("training")
+    wait_until(lambda: run.record().get("state") == "running", "it is recorded as running")
     agent.kill()
     run.finish(agent)
     for pid in run.processes():  # Slurm ends what is left of a step

@@ -33,6 +33,7 @@ from tuneplane.report import log
 log({"train": {"loss": 0.75}}, step=3)
 print("LOGGED", time.time())
 print("FROM", tuneplane.__file__)
+print("FIRST", os.environ["PYTHONPATH"].split(":")[0])
 while not Path(os.environ["TUNEPLANE_OUT_DIR"], "go").exists():
     time.sleep(0.05)
 END
@@ -63,7 +64,8 @@ def test_a_platform_recipe_refuses_the_address_of_another_tracker(lab: SlurmLab)
 
 @pytest.mark.contract("C24", "C21")
 def test_points_of_an_image_without_the_wheel_are_seen_while_the_job_runs(lab: SlurmLab) -> None:
-    run = lab.submit_words("--profile", "h200:1", "--image", str(lab.bed.image))
+    """The image has a PYTHONPATH of its own; the kernel's folder comes before it."""
+    run = lab.submit_words("--profile", "h200:1", "--image", str(lab.bed.env_image))
 
     def points() -> dict[str, float]:
         said = json.loads(run.tp("metrics", "--json").stdout)
@@ -73,8 +75,9 @@ def test_points_of_an_image_without_the_wheel_are_seen_while_the_job_runs(lab: S
     seen_at = time.time()
     assert found == {"train/loss": 0.75}
     assert run.status()["state"] == "RUNNING"
-    printed = dict(line.split(" ", 1) for line in run.log().splitlines() if line[:3] in ("LOG", "FRO"))
+    printed = dict(line.split(" ", 1) for line in run.log().splitlines() if line.isascii())
     assert seen_at - float(printed["LOGGED"]) < 5
-    assert "/.tuneplane/kernel/tuneplane/" in printed["FROM"]
+    assert printed["FIRST"].endswith("/work/.tuneplane/kernel")
+    assert printed["FROM"] == f"{printed['FIRST']}/tuneplane/__init__.py"
     run.release()
     run.wait("COMPLETED")

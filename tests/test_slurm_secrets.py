@@ -1,6 +1,6 @@
 """Where secrets are while a job runs, looked for with other means than TunePlane's own (C11).
 
-The user is carol, whose login profile is this module's and test_slurm_isolation's alone: they share a group.
+The user is carol, whose login profile is this module's and test_slurm_isolation's alone.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import re
 import secrets
 import stat
 import subprocess
@@ -21,7 +22,7 @@ from conftest import hold
 from slurm_lab import WAIT_FOR_GO, Run, SlurmLab, login_profile, unique
 from testbed_client import Testbed
 
-pytestmark = [pytest.mark.testbed, pytest.mark.timeout(150), pytest.mark.xdist_group("carol")]
+pytestmark = [pytest.mark.testbed, pytest.mark.timeout(150)]
 
 USER = "carol"
 
@@ -66,6 +67,10 @@ class Planted:
     holders: dict[Path, int]  # files that held one of them while it ran → mode
     holders_after: dict[Path, int]
     secrets_mode: int
+
+    def below(self, path: Path) -> str:
+        """A path on this machine without the testbed's own folder."""
+        return str(path).removeprefix(str(self.run.lab.bed.state))
 
     def all(self) -> list[str]:
         return [self.shell, self.unlisted, self.profile, self.token]
@@ -156,7 +161,7 @@ def test_files_with_secrets_are_their_owners_alone(planted: Planted) -> None:
     assert planted.holders.pop(own) == 0o600
     for path, mode in planted.holders.items():  # how each node started the container, for `tp job shell`
         assert path.name == "launch.json", path
-        assert planted.run.run_id in str(path), path
+        assert re.fullmatch(r"/hosts/n\d/tmp/tuneplane-\d+/[^/]+", planted.below(path.parent)), path
         assert mode == 0o600, path
 
 
@@ -217,10 +222,12 @@ def test_a_configuration_that_asks_for_a_secret_is_refused(secret_lab: SlurmLab)
 @pytest.mark.contract("C11")
 def test_a_secret_given_as_a_parameter_is_refused(secret_lab: SlurmLab) -> None:
     env = {"HF_TOKEN": "hf_given_as_a_parameter"}
-    words = ["submit", secret_lab.experiment, *secret_lab.flags("h200:1")]
-    said = secret_lab.refused(*words, "--set", "token=hf_given_as_a_parameter", env=env)
-    assert "HF_TOKEN" in said
-    assert "hf_given_as_a_parameter" not in said
+    words = [secret_lab.experiment, *secret_lab.flags("h200:1"), "--set", "token=hf_given_as_a_parameter"]
+    for command in ("submit", "validate"):
+        said = secret_lab.tp(command, *words, code=2, env=env)
+        assert "the value of HF_TOKEN stands in the run's configuration or parameters" in said
+        assert "hf_given_as_a_parameter" not in said
+    assert secret_lab.run_folders() == []
 
 
 @pytest.fixture

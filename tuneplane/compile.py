@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from tuneplane.recipes.adapters import check_operation
 from tuneplane.recipes.adapters.custom import multi_node_notice
 from tuneplane.recipes.catalog import Catalog
 from tuneplane.recipes.compatibility import lock_state
-from tuneplane.recipes.lock import Lock
+from tuneplane.recipes.lock import LOCK_NAME, Lock
 from tuneplane.recipes.parameters import check_parameters, ignored_bindings, parse_sets
 from tuneplane.recipes.recipe import Recipe
 from tuneplane.site import Cluster, Site
@@ -179,6 +180,8 @@ def compile_request(
         return None, found
     site, cluster = composed.config.site, composed.config.cluster
     capsule = _packed(found, lab, request, site)
+    if entry and capsule:
+        _check_packed(found, lab, entry, capsule)
     choice = _chosen_image(found, recipe, composed, request, environ) if recipe else None
     mounts = [parse_mount(text) for text in cluster.mounts]
     _check_storage(found, cluster)
@@ -312,6 +315,19 @@ def _check_observability(found: Findings, recipe: Recipe, request: Request) -> N
                 "leave it away",
             )
         )
+
+
+def _check_packed(found: Findings, lab: Lab, entry: Path, capsule: CapsuleInfo) -> None:
+    """What runs is what travels: an entry that git ignores is on this disk alone (C4, C26)."""
+    for path in (entry, entry.parents[len(entry.relative_to(lab.experiments).parts) - 2] / LOCK_NAME):
+        relative = path.relative_to(lab.root).as_posix()
+        if relative not in capsule.paths:
+            what = f"{relative} is not in the commit, so it would not be in the job"
+            if path == entry:
+                what = f"custom entrypoint is missing or escapes the experiment directory: {what}"
+            found.faults.append(
+                Fault(what, str(path), f"git check-ignore -v {shlex.quote(relative)} says why")
+            )
 
 
 def _packed(found: Findings, lab: Lab, request: Request, site: Site | None) -> CapsuleInfo | None:

@@ -6,9 +6,10 @@ Nothing is written before every check has passed, and nothing is submitted befor
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from tuneplane.capsule import build_capsule
@@ -20,31 +21,36 @@ from tuneplane.kernel.digests import sha256_bytes
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.runfolder import RunFolder
-from tuneplane.kernel.submission import read_submissions, record_submission
 from tuneplane.lab.marker import Lab
-from tuneplane.launch.inflight import check_in_flight
-from tuneplane.launch.local import start_local
-from tuneplane.launch.script import local_script
-from tuneplane.launch.slurm_commands import estimate_start, submit_script
-from tuneplane.node.environment import render_secrets
+from tuneplane.launch.render import script_of
 from tuneplane.recipes.catalog import Catalog
-from tuneplane.runs.folder import make_run_folder, new_run_id, run_path
-from tuneplane.runs.index import current_user, remember_root, state_folder
-from tuneplane.runs.state import read_state
-from tuneplane.runs.token import known_token, run_token, token_digest
+from tuneplane.runs.folder import check_parents, make_run_folder, new_run_id, run_path
+from tuneplane.runs.index import current_user, remember_root
+from tuneplane.runs.token import run_token, token_digest
 from tuneplane.spec import JobSpec, dump, read
+from tuneplane.start import Submitted, check_room, hand_over, write_secrets
 
 SHORTEST_SECRET = 8
 """A shorter value is no secret worth looking for: it would be found in ordinary text."""
 
 
-@dataclass(frozen=True)
-class Submitted:
-    """What became of a run that was handed over."""
-
-    run: RunFolder
-    job_id: str
-    estimate: str = ""
+def examine(
+    lab: Lab,
+    catalog: Catalog,
+    request: Request,
+    environ: Mapping[str, str],
+    cache: Path,
+    progress: Progress | None = None,
+) -> tuple[Draft | None, Findings]:
+    """Every check of a submit that needs no queue, all faults at once (C30). The draft is None where any is."""
+    draft, found = compile_request(lab, catalog, request, environ, cache, progress)
+    if draft is None:
+        return None, found
+    job = job_of(draft, new_run_id(request.experiment), "", token="")
+    found.attempt(_refuse_secrets_in, job, draft, environ)
+    found.attempt(script_of, job)
+    found.faults += check_parents(Path(job.metadata.folder), (os.getuid(),))
+    return (None if found.faults or found.refused else draft), found
 
 
 def check(
@@ -55,8 +61,8 @@ def check(
     cache: Path,
     progress: Progress | None = None,
 ) -> tuple[Draft, Findings]:
-    """Every check that needs no queue. Raises UsageError or OperationError with all that is wrong."""
-    draft, found = compile_request(lab, catalog, request, environ, cache, progress)
+    """`examine`, which must find nothing. Raises UsageError or OperationError with all that is wrong."""
+    draft, found = examine(lab, catalog, request, environ, cache, progress)
     found.raise_all()
     if draft is None:
         raise UsageError(
@@ -64,7 +70,6 @@ def check(
                 "a submit needs a cluster profile", "--profile", "say NAME[:TOTAL_GPUS], like local or h200:8"
             )
         )
-    _refuse_secrets_in(draft, environ)
     return draft, found
 
 
@@ -113,71 +118,11 @@ def prepare(draft: Draft, environ: Mapping[str, str]) -> RunFolder:
     return run
 
 
-def hand_over(run: RunFolder) -> Submitted:
-    """Submit a prepared run's very script. Raises OperationError; the run is then marked never submitted."""
-    job = read(run.job)
-    if job.spec.resources.scheduler == "local":
-        return Submitted(run, start_local(run))
-    estimate = estimate_start(run.script)
-    try:
-        job_id = submit_script(run.script)
-    except OperationError as error:
-        write_atomic(run.submit_error, "\n".join(fault.what for fault in error.faults) + "\n", 0o600)
-        raise
-    record_submission(run, job_id, "tp")
-    run.submit_error.unlink(missing_ok=True)
-    return Submitted(run, job_id, estimate)
-
-
-def check_room(draft: Draft) -> None:
-    """The site's cap on a user's GPUs in flight: the one check that asks the queue (C45)."""
-    cap = draft.site.caps.gpus_in_flight
-    resources = draft.spec.resources
-    if cap is not None and resources.scheduler == "slurm" and resources.device == "gpu":
-        check_in_flight(cap, resources.nodes * resources.gpus_per_node, draft.site.contact)
-
-
-def submit_prepared(run: RunFolder) -> Submitted:
-    """`tp submit --run`: the first start of a run that `tp render` prepared."""
-    if read_submissions(run):
-        raise UsageError(
-            Fault(
-                f"{run.run_id} was submitted already",
-                "--run",
-                f"tp job status {run.run_id}; tp job retry {run.run_id} starts it again once it has ended",
-            )
-        )
-    return hand_over(run)
-
-
-def retry(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
-    """Start an ended run again as its next attempt: secrets written anew, the same script."""
-    state = read_state(run)
-    if not state.is_final and state.state != "PREPARED":
-        raise UsageError(Fault(f"{run.run_id} is {state.state}", "RUN", f"tp job stop {run.run_id} ends it"))
-    job = read(run.job)
-    missing = [name for name in job.spec.node.secrets if name not in environ]
-    if missing:
-        raise UsageError(
-            Fault(f"{', '.join(missing)} not set in this shell", "environment", "export them, as at submit")
-        )
-    write_secrets(run, job, environ)
-    return hand_over(run)
-
-
-def write_secrets(run: RunFolder, job: JobSpec, environ: Mapping[str, str]) -> None:
-    """`secrets.env`, 0600: the site's secrets from this shell, and the run's token."""
-    secrets = {name: environ[name] for name in job.spec.node.secrets}
-    if job.spec.reporting.enabled:
-        token = known_token(job.metadata.run_id, job.spec.reporting.token_sha256)
-        if token is None:
-            what = f"your key is not the one that {job.metadata.run_id} was submitted with"
-            raise UsageError(
-                Fault(what, str(state_folder() / "key"), "put it back, or submit the experiment anew")
-            )
-        secrets[env.TOKEN] = token
-    if secrets:
-        write_atomic(run.secrets, render_secrets(secrets), 0o600)
+def submit(draft: Draft, environ: Mapping[str, str]) -> Submitted:
+    """Prepare a run and hand it over. Raises UsageError where the user's GPUs in flight would pass the cap."""
+    check_room(draft.spec.resources, draft.site)
+    run = prepare(draft, environ)
+    return hand_over(run, read(run.job))
 
 
 def job_of(draft: Draft, run_id: str, kernel_sha256: str, token: str) -> JobSpec:
@@ -198,21 +143,11 @@ def job_of(draft: Draft, run_id: str, kernel_sha256: str, token: str) -> JobSpec
     return JobSpec(draft.metadata(run_id, time.strftime("%Y-%m-%dT%H:%M:%SZ", stamp), user, folder), spec)
 
 
-def script_of(job: JobSpec) -> str:
-    """The run's script, for Slurm or for this machine."""
-    if job.spec.resources.scheduler == "local":
-        return local_script(job)
-    from tuneplane.launch.slurm import SlurmLauncher
-
-    return SlurmLauncher(job).render()
-
-
-def _refuse_secrets_in(draft: Draft, environ: Mapping[str, str]) -> None:
+def _refuse_secrets_in(job: JobSpec, draft: Draft, environ: Mapping[str, str]) -> None:
     """A secret of this shell that stands in the JobSpec would be readable for ever (C11)."""
-    job = job_of(draft, "x-20000101-000000-0000", "", token="")
     text = dump(job)
     names = {name for name in environ if env.is_secret_name(name)} | set(draft.site.secrets)
-    leaked = sorted(n for n in names if len(environ.get(n, "")) >= SHORTEST_SECRET and environ[n] in text)
+    leaked = sorted(name for name in names if _stands_in(text, environ.get(name, "")))
     if leaked:
         raise UsageError(
             *(
@@ -224,6 +159,13 @@ def _refuse_secrets_in(draft: Draft, environ: Mapping[str, str]) -> None:
                 for name in leaked
             )
         )
+
+
+def _stands_in(text: str, value: str) -> bool:
+    """Whether a secret's value is in the text of a JobSpec, as it is or as JSON writes it. A path is none."""
+    if len(value) < SHORTEST_SECRET or Path(value).exists():
+        return False
+    return value in text or json.dumps(value, ensure_ascii=False)[1:-1] in text
 
 
 def _remove(run: RunFolder) -> None:

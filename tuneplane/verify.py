@@ -1,6 +1,6 @@
 """Whether a run is still what was submitted: every digest derived again from its folder.
 
-`tp job verify` asks for all of it; `tp submit --run` for what is quick, before it hands the script over.
+`tp job verify` asks for all of it; every start of a prepared run for what is quick.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from tuneplane.capsule import verify_run
 from tuneplane.kernel.digests import sha256_file
 from tuneplane.kernel.errors import Fault, TunePlaneError, UsageError
 from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.launch.render import script_of
 from tuneplane.spec import JobSpec, read
-from tuneplane.submit import script_of
 
 
 def verify(run: RunFolder) -> tuple[list[str], list[Fault]]:

@@ -33,4 +33,6 @@ def load_methods() -> Catalog:
 
 def cache_folder() -> Path:
     """`$XDG_CACHE_HOME/tuneplane`, else `~/.cache/tuneplane`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tuneplane"
+    told = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    # A relative one is to be ignored (XDG Base Directory Specification); it would lie in the lab.
+    return (told if told.is_absolute() else Path.home() / ".cache") / "tuneplane"

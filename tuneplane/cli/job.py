@@ -40,19 +40,22 @@ def job_command() -> None:
 def ls_command(experiment: str | None, root: Path | None, limit: int, as_json: bool) -> None:
     """List your runs, newest first."""
     from tuneplane.runs.index import iterate_runs, started_order
+    from tuneplane.runs.secrets import remove_secrets
     from tuneplane.runs.state import read_states
 
     runs = [r for r in iterate_runs([root] if root else None) if experiment in (None, r.path.parent.name)]
     runs.sort(key=started_order, reverse=True)
     shown = runs[:limit] if limit else runs
     states = read_states(shown)
+    for folder, state in zip(shown, states, strict=True):
+        remove_secrets(folder, state)
     if as_json:
         show_json([state.as_dict() for state in states])
         return
     if not states:
         click.echo("no runs yet: tp submit NAME --profile …")
     rows = [
-        (s.run_id, s.state, _code(s), s.job_id, s.profile, str(s.attempts), _since(s), s.reason)
+        (s.run_id, s.state, _code(s), s.job_id, s.profile, str(s.attempts), _since(s), _first_line(s.reason))
         for s in states
     ]
     show_table(("RUN", "STATE", "EXIT", "JOB", "PROFILE", "ATTEMPTS", "AGE", "REASON"), rows)
@@ -65,10 +68,12 @@ def ls_command(experiment: str | None, root: Path | None, limit: int, as_json: b
 @json_option
 def status_command(run: str, as_json: bool) -> None:
     """Say how RUN is: state, exit code, attempts, nodes."""
+    from tuneplane.runs.secrets import remove_secrets
     from tuneplane.runs.state import read_state
 
     folder = _find(run)
     state = read_state(folder)
+    remove_secrets(folder, state)
     if as_json:
         show_json(state.as_dict())
         return
@@ -139,24 +144,29 @@ def logs_command(run: str, follow: bool, node: str | None, attempt: int | None) 
 def follow_run(
     folder: RunFolder, *, node: str | None = None, attempt: int | None = None, to_stderr: bool = False
 ) -> int:
-    """Show a run's log until it ends. Exit 3 where it did not complete."""
+    """Show a run's log until it ends, or its attempt has. Exit 3 where it did not complete."""
     from tuneplane.runs.logs import RunLog, follow, known_secrets
+    from tuneplane.runs.secrets import remove_secrets
     from tuneplane.runs.state import read_state
 
     log = RunLog(folder, attempt=attempt, node=node, masks=known_secrets(folder))
+
+    def has_ended() -> bool:
+        chosen = log.current() if attempt is not None else None
+        return (chosen is not None and chosen.end.exists()) or read_state(folder).is_final
+
     shown = False
-    for line in follow(log, lambda: read_state(folder).is_final):
+    for line in follow(log, has_ended):
         click.echo(line, err=to_stderr)
         shown = True
     state = read_state(folder)
+    remove_secrets(folder, state)
     if not shown:
         for line in log.batch_lines():
             click.echo(line, err=to_stderr)
     told = f"{state.run_id}: {state.state}"
     told += f", exit code {state.code}" if state.code is not None else ""
-    click.echo(
-        f"{told}. {state.reason}".rstrip(". ") if not state.reason else f"{told}: {state.reason}", err=True
-    )
+    click.echo(f"{told}: {state.reason}" if state.reason else told, err=True)
     return Exit.DONE if state.state == "COMPLETED" else Exit.JOB_FAILED
 
 
@@ -311,7 +321,7 @@ def stop_command(run: str, as_json: bool) -> int:
 @json_option
 def retry_command(run: str, as_json: bool) -> None:
     """Start an ended RUN again as its next attempt: same script, secrets written anew from this shell."""
-    from tuneplane.submit import retry
+    from tuneplane.start import retry
 
     done = retry(_find(run), os.environ)
     if as_json:
@@ -370,6 +380,10 @@ def _read_job(folder: RunFolder):  # type: ignore[no-untyped-def]
 
 def _code(state: RunState) -> str:
     return "" if state.code is None else str(state.code)
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]
 
 
 def _since(state: RunState) -> str:

@@ -77,10 +77,6 @@ def main(arguments: list[str] | None = None) -> None:
         for fault in error.faults:
             click.echo(f"tp: {fault}", err=True)
         sys.exit(int(error.exit_code))
-    except BrokenPipeError:
-        # What reads us has ended (`tp job logs … | head`): quietly, and without a second error at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(Exit.DONE)
     except OSError as error:
         if debug:
             traceback.print_exc()

@@ -15,7 +15,7 @@ from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 if TYPE_CHECKING:
     from tuneplane.compile import Draft, Findings, Request
-    from tuneplane.submit import Submitted
+    from tuneplane.start import Submitted
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,11 +66,11 @@ def request_options(command: F) -> F:
 @request_options
 def validate_command(name: str, folder: str | None, as_json: bool, **given: Any) -> int:
     """Run every check of a submit of NAME that needs no queue, and report all faults at once."""
-    from tuneplane.compile import compile_request
+    from tuneplane.submit import examine
 
     lab = lab_here(folder)
     request = _request(name, given)
-    _, found = compile_request(lab, load_methods(), request, os.environ, cache_folder(), _progress())
+    _, found = examine(lab, load_methods(), request, os.environ, cache_folder(), _progress())
     faults = [*found.faults, *(fault for error in found.refused for fault in error.faults)]
     if as_json:
         show_json(
@@ -133,11 +133,9 @@ def submit_command(
     if run_text is not None:
         _refuse_others(name, dry_run, given)
         from tuneplane.runs.index import find_run
-        from tuneplane.verify import check_prepared
+        from tuneplane.start import start_prepared
 
-        prepared = find_run(run_text)
-        check_prepared(prepared)
-        done = submit.submit_prepared(prepared)
+        done = start_prepared(find_run(run_text), os.environ)
     else:
         if name is None:
             raise UsageError(
@@ -150,8 +148,7 @@ def submit_command(
             show_notices(notices)
             click.echo(script, nl=False)
             return Exit.DONE
-        submit.check_room(draft)
-        done = submit.hand_over(submit.prepare(draft, os.environ))
+        done = submit.submit(draft, os.environ)
     return _told(done, notices, follow, as_json)
 
 

@@ -13,7 +13,7 @@ from tuneplane.spec import JobSpec
 def header(job: JobSpec) -> list[str]:
     """Comment lines that say what runs: experiment, recipe, command, resources, image, digests, folder."""
     meta, spec = job.metadata, job.spec
-    dirty = f" with {len(meta.dirty)} uncommitted files" if meta.dirty else ""
+    dirty = f" with {_counted(len(meta.dirty), 'uncommitted file')}" if meta.dirty else ""
     commit = f"commit {meta.commit[:12]}" if meta.commit else "no commit"
     image = spec.container.image
     rows = [
@@ -27,7 +27,7 @@ def header(job: JobSpec) -> list[str]:
             "image",
             f"{image.path}  sha256:{image.sha256}  ({spec.container.runtime})" if image else "no container",
         ),
-        ("capsule", f"{spec.capsule.digest}  {spec.capsule.files} files, {spec.capsule.size_bytes} bytes"),
+        ("capsule", f"{spec.capsule.digest}  {_counted(spec.capsule.files, 'file')} of the lab"),
         ("folder", meta.folder),
     ]
     return ["#", *(f"# {name:<12}{_one_line(value)}" for name, value in rows), "#"]
@@ -36,10 +36,9 @@ def header(job: JobSpec) -> list[str]:
 def resources_line(job: JobSpec) -> str:
     """`2 nodes × 8 GPUs (h200:16)`."""
     resources = job.spec.resources
-    unit = "GPU" if resources.device == "gpu" else "process"
-    plural = {"GPU": "GPUs", "process": "processes"}[unit] if resources.gpus_per_node != 1 else unit
-    nodes = "1 node" if resources.nodes == 1 else f"{resources.nodes} nodes"
-    return f"{nodes} × {resources.gpus_per_node} {plural} ({resources.profile})"
+    one, many = ("GPU", "GPUs") if resources.device == "gpu" else ("process", "processes")
+    share = f"{resources.gpus_per_node} {one if resources.gpus_per_node == 1 else many}"
+    return f"{_counted(resources.nodes, 'node')} × {share} ({resources.profile})"
 
 
 CLEAN = "clean"
@@ -63,9 +62,10 @@ def preamble(job: JobSpec) -> list[str]:
         f"  for name in {' '.join(names)}; do",
         '    [[ ! -v $name ]] || kept+=("$name=${!name}")',
         "  done",
-        f'  exec /usr/bin/env -i "${{kept[@]}}" /bin/bash --noprofile --norc "$0" {CLEAN}',
+        f'  exec /usr/bin/env -i "${{kept[@]}}" /bin/bash "$0" {CLEAN}',
         "fi",
         *_module_lines(modules),
+        "",
         "set -u",
         f"run={quote(job.metadata.folder)}",
         "",
@@ -80,9 +80,10 @@ def preamble(job: JobSpec) -> list[str]:
 def slurm_setup(job: JobSpec) -> list[str]:
     """From the preamble to the trap: the attempt is claimed, node 0's address known."""
     return [
-        "# Slurm warns this shell before the limit (USR2), perhaps at once; it outlives TERM to write the end.",
-        "trap 'asked=1' USR2",
+        "# Slurm may warn before the limit (USR2) as soon as the job begins.",
         "asked=",
+        "trap 'asked=1' USR2",
+        "",
         *preamble(job),
         "",
         "# The attempt's number, node 0's address and a port there; refused while another start runs.",
@@ -92,39 +93,48 @@ def slurm_setup(job: JobSpec) -> list[str]:
         'read -r attempt address port <<<"$claim"',
         "",
         "# The trainer is asked to save and end by a marker file: a signal would kill its processes.",
-        "ask_to_save() {",
-        '  : >>"$run/attempts/$attempt/stop"',
-        "  signalled=1",
-        "}",
+        'ask_to_save() { : >>"$run/attempts/$attempt/stop"; }',
         "trap ask_to_save USR2",
-        "trap 'signalled=1' TERM",
+        "trap : TERM  # outlive the step, to write how it ended",
         "[[ -z $asked ]] || ask_to_save",
     ]
 
 
 def slurm_command(job: JobSpec) -> str:
-    """One srun task on each node that was really given, in the background so that the traps run."""
+    """One srun task on each node that was really given, beside this shell so that its traps run.
+
+    bash loses a background job's exit code where a trapped signal comes as it ends. So srun is in the
+    foreground of a shell of its own, which writes the code into a pipe.
+    """
     resources, slurm = job.spec.resources, job.spec.slurm
     assert slurm is not None
     arguments = ["srun", "--kill-on-bad-exit=1", "--export=ALL", "--ntasks-per-node=1"]
     if resources.cpus_per_node is not None:  # since 22.05 srun does not take it from sbatch
         arguments.append(f"--cpus-per-task={resources.cpus_per_node}")
     arguments += slurm.srun_options
-    size = '--nodes="${#nodes[@]}" --ntasks="${#nodes[@]}"'
-    task = '"${kernel[@]}" node "$run" "$attempt" "$address" "$port" &'
-    return f"{' '.join(map(quote, arguments))} {size} {task}"
+    return "\n".join(
+        [
+            "step() {",
+            "  trap : USR2 TERM",
+            f'  {" ".join(map(quote, arguments))} --nodes="${{#nodes[@]}}" --ntasks="${{#nodes[@]}}" \\',
+            '    "${kernel[@]}" node "$run" "$attempt" "$address" "$port" >&4 4>&-',
+            '  echo "$?"',
+            "}",
+            "exec 4>&1 3< <(step)",
+        ]
+    )
 
 
 def slurm_teardown() -> list[str]:
     """Wait through signals, write the attempt's end, leave with the first failing node's code."""
     return [
-        "step=$!",
-        "while :; do",
-        "  signalled=",
-        '  wait "$step"',
-        "  code=$?  # of the signal, where one came: the step's own stays to be asked for",
-        "  [[ -n $signalled ]] || break",
+        "code=",
+        "until read -r -t 1 part <&3; do",
+        "  [[ $? -gt 128 ]] || break  # neither a second nor a signal: its shell has ended",
+        "  code+=$part  # the second may be over in the middle of the number",
         "done",
+        "code+=$part",
+        "code=${code:-137}  # its shell was killed",
         'ended=$("${kernel[@]}" end "$run" "$attempt" "$code") && code=$ended',
         'exit "$code"',
         "",
@@ -149,9 +159,14 @@ def local_script(job: JobSpec) -> str:
 def quote(text: str) -> str:
     """`text` as one shell word on one line."""
     if any(_breaks(c) for c in text):
-        escaped = "".join(f"\\{ord(c):03o}" if _breaks(c) else f"\\{c}" if c in "\\'" else c for c in text)
-        return f"$'{escaped}'"
-    return shlex.quote(text).replace("'\"'\"'", "'\\''")
+        return "$'" + "".join(f"\\{ord(c):03o}" if _breaks(c) else _escaped(c, "\\'") for c in text) + "'"
+    if any(c in text for c in "'$`"):
+        return '"' + "".join(_escaped(c, '\\"$`') for c in text) + '"'
+    return shlex.quote(text)
+
+
+def _escaped(character: str, special: str) -> str:
+    return f"\\{character}" if character in special else character
 
 
 def _breaks(character: str) -> bool:
@@ -164,10 +179,14 @@ def _module_lines(modules: list[str]) -> list[str]:
     return [
         "",
         "# The site's modules, from none: what the login profile had loaded is gone with its variables.",
+        "# shellcheck source=/dev/null",
         'source "${MODULESHOME:?the login profile on this node sets up no modules}/init/bash" || exit',
         *(f"module load {quote(name)} || exit" for name in modules),
-        "",
     ]
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _one_line(text: str) -> str:

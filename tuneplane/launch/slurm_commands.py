@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +44,7 @@ class SlurmJob:
     reason: str = ""
     code: int | None = None
     nodes: str = ""
+    folder: str = ""  # its working folder; empty where Slurm did not say
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,20 @@ class Answer:
 
     jobs: dict[str, SlurmJob] = field(default_factory=dict)
     refused: str = ""
+
+    def job_of(self, run_folder: Path, job_id: str) -> SlurmJob | None:
+        """What is known of a run's job. An id alone is no identity: another cluster, or a controller that was
+        set up anew, counts from 1 again; but the script of a run says in which folder it works.
+        """
+        known = self.jobs.get(job_id)
+        if known is None or not known.folder:
+            return known
+        same = os.path.realpath(known.folder) == os.path.realpath(run_folder)
+        return known if same else None
+
+
+FOLDER_MARK = "\x1f"
+"""Before the folder in a line of squeue: neither a reason nor a folder holds it."""
 
 
 def slurm_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -99,7 +115,8 @@ def query_queue(job_ids: Sequence[str]) -> Answer:
     for chunk in _chunks(job_ids):
         argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(chunk)}"]
         try:
-            said = run_slurm([*argv, "--format=%i|%T|%N|%r"])
+            # --all: in partitions that are hidden, or closed to the user's group by now, too
+            said = run_slurm([*argv, "--all", f"--format=%i|%T|%N|%r{FOLDER_MARK}%Z"])
         except OperationError as error:
             if "Invalid job id" in str(error):
                 continue
@@ -114,7 +131,7 @@ def query_accounting(job_ids: Sequence[str]) -> Answer:
     for chunk in _chunks(job_ids):
         argv = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(chunk)}"]
         try:
-            said = run_slurm([*argv, "--format=JobID,State,ExitCode,NodeList,Reason"], timeout_s=20)
+            said = run_slurm([*argv, "--format=JobID,State,ExitCode,NodeList,Reason,WorkDir"], timeout_s=20)
         except OperationError as error:
             told = error.faults[0].what
             off = "accounting storage is disabled" in told or "is not on this machine" in told
@@ -124,44 +141,54 @@ def query_accounting(job_ids: Sequence[str]) -> Answer:
 
 
 def parse_squeue(said: str) -> dict[str, SlurmJob]:
-    """Lines of `id|state|nodes|reason`. A job that has ended keeps the reason for which it last waited."""
+    """Lines of `id|state|nodes|reason`, then the job's folder behind `FOLDER_MARK`.
+
+    A job that has ended keeps the reason for which it last waited.
+    """
     found = {}
-    for line in said.splitlines():
+    for told in said.split("\n"):
+        line, _, folder = told.partition(FOLDER_MARK)
         if line.count("|") < 3:
             continue
         job_id, state, nodes, reason = (part.strip() for part in line.split("|", 3))
         stale = reason == "None" or state == "CANCELLED"
-        found[job_id] = SlurmJob(job_id, state, "" if stale else reason, None, nodes)
+        found[job_id] = SlurmJob(job_id, state, "" if stale else reason, None, nodes, folder)
     return found
 
 
 def parse_sacct(said: str) -> dict[str, SlurmJob]:
-    """Lines of `id|state|exit code|nodes|reason`, such as `7|CANCELLED by 1001|0:15|n1|None`."""
+    """Lines of `id|state|exit code|nodes|reason|folder`: `7|CANCELLED by 1001|0:15|n1|None|/home/a/runs/…`."""
     found = {}
     for line in said.splitlines():
         if line.count("|") < 4:
             continue
-        job_id, state, code, nodes, reason = (part.strip() for part in line.split("|", 4))
+        job_id, state, code, nodes, reason, *folder = (part.strip() for part in line.split("|", 5))
         word, _, by = state.partition(" by ")
         told = "" if reason == "None" else reason
         nodes = "" if nodes == "None assigned" else nodes
-        found[job_id] = SlurmJob(job_id, word, f"by {_user(by)}" if by else told, parse_code(code), nodes)
+        why = f"by {_user(by)}" if by else told
+        found[job_id] = SlurmJob(job_id, word, why, parse_code(code), nodes, "".join(folder))
     return found
 
 
-def parse_code(text: str) -> int | None:
-    """A shell's exit code of `code:signal`: 3 for `3:0`, 137 for `0:9`. `0:53` is Slurm's own failure, 53."""
-    code, _, signal = text.partition(":")
-    if not (code.isdecimal() and (signal.isdecimal() or not signal)):
-        return None
-    number = int(signal or 0)
-    if int(code) or not number:
-        return int(code)
-    return 128 + number if number != FAILED_TO_START else number
-
-
 FAILED_TO_START = 53
-"""The signal number with which slurmd says that it could not start the script or open its output."""
+"""The signal with which slurmd says that it could not start the script or open its output: no process got it."""
+
+OUT_OF_MEMORY = 125
+"""The signal with which Slurm says that the kernel killed for memory, which is by SIGKILL."""
+
+
+def parse_code(text: str) -> int | None:
+    """A shell's exit code of sacct's `code:signal`: 3 for `3:0`, 137 for `0:9`. None for anything else."""
+    found = re.fullmatch(r"(\d+)(?::(\d+))?", text, re.ASCII)
+    if found is None:
+        return None
+    code, number = int(found[1]), int(found[2] or 0)
+    if code or not number:
+        return code
+    if number == FAILED_TO_START:
+        return FAILED_TO_START
+    return 128 + (signal.SIGKILL if number == OUT_OF_MEMORY else number)
 
 
 def _call(argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -186,7 +213,7 @@ def _call(argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[
     except subprocess.TimeoutExpired:
         doubt = ", and may have queued the job all the same" if argv[0] == "sbatch" else ""
         remedy = "look with: squeue --me" if doubt else "try again when Slurm's controller answers"
-        what = f"{argv[0]} did not answer within {timeout_s:.0f} s{doubt}"
+        what = f"{argv[0]} did not answer within {timeout_s:g} s{doubt}"
         raise OperationError(Fault(what, "Slurm", remedy)) from None
     except OSError as error:
         raise OperationError(Fault(f"{argv[0]} cannot be run: {error.strerror}", "Slurm")) from None

@@ -96,7 +96,8 @@ class NodeRun:
         except Exception as error:  # whatever it is, the run's record must say that this node has ended
             ended = self._failed(CANNOT_START, f"the node agent failed: {type(error).__name__}: {error}")
         if not self.record.end(ended.code, ended.reason, ended.told, ended.at):
-            print(f"tuneplane: {self.attempt.path} takes no exit record: {ended.reason}", file=sys.stderr)
+            with suppress(OSError):
+                print(f"tuneplane: {self.attempt.path} takes no exit record: {ended.reason}", file=sys.stderr)
         return ended.code
 
     def _run_command(self) -> Ended:
@@ -108,7 +109,13 @@ class NodeRun:
                 try:
                     self._start(log.fileno())
                     ended = self.trainer.wait()
-                    self.record.change(state="ending", code=ended.code, reason=ended.reason)
+                    self.record.change(
+                        state="ending",
+                        code=ended.code,
+                        reason=ended.reason,
+                        told_to_stop=ended.told,
+                        ended_at=ended.at,
+                    )
                 finally:
                     self.trainer.end_rest()
         return ended
@@ -139,7 +146,8 @@ class NodeRun:
     def _failed(self, code: int, reason: str) -> Ended:
         """Say why there is no command, in the node's log and in the batch script's output."""
         self.signals.wait(0)
-        print(f"tuneplane: {reason}", file=sys.stderr)
+        with suppress(OSError):  # srun may be gone already
+            print(f"tuneplane: {reason}", file=sys.stderr)
         with suppress(OSError), self.attempt.node_log(self.given.rank).open("a", encoding="utf-8") as file:
             file.write(f"tuneplane: {reason}\n")
         return Ended(code, self.signals.told, reason, time.time())

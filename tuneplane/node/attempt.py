@@ -93,7 +93,7 @@ def _claim_folder(
         write_json(prepared / "start.json", start)
         write_json(prepared / "params.json", params)
         prepared.rename(attempt.path)  # fails where the folder is there: it is never empty
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a parameter that JSON has no word for
         shutil.rmtree(prepared, ignore_errors=True)
         found = read_record(attempt.start)
         if found.get("claim") == start["claim"]:  # a server that lost its first answer to the rename
@@ -102,7 +102,7 @@ def _claim_folder(
             raise still_running(attempt, "another start of this run came first") from None
         raise OperationError(
             Fault(
-                f"attempt {attempt.number} could not be claimed: {error.strerror or error}",
+                f"attempt {attempt.number} could not be claimed: {getattr(error, 'strerror', None) or error}",
                 str(run.attempts_folder),
                 "free space there (disk, quota), or make it writable, and start the run again",
             )
@@ -150,7 +150,7 @@ def _slurm_state(job_id: str) -> str | None:
     """A job's state by squeue; "" where Slurm does not know it any more, None where Slurm cannot be asked."""
     import subprocess
 
-    argv = ["squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T"]
+    argv = ["squeue", "--all", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T"]
     try:
         result = subprocess.run(argv, capture_output=True, timeout=SQUEUE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -24,7 +24,7 @@ def node_facts(job: JobSpec, given: Allocation, place: Place) -> NodeFacts:
     entrypoint = place.work / job.spec.entrypoint
     return NodeFacts(
         work_dir=str(place.work),
-        exp_dir=str(entrypoint.parent),
+        exp_dir=str(place.work / "experiments" / job.metadata.experiment),
         out_dir=str(run.out),
         entrypoint=str(entrypoint),
         nodes=given.nodes,
@@ -70,9 +70,12 @@ def start_line(
     if spec.container.runtime != "none":
         targets = {bind.target for bind in binds}
         binds += [Bind(f, f) for f in dict.fromkeys(data_folders(values)) if f not in targets]
-        missing = [bind.source for bind in binds if not os.path.exists(bind.source)]  # noqa: PTH110
-        if missing:
-            raise OperationError(*(_not_here(source) for source in missing))
+        faults = [_not_here(b.source) for b in binds if not os.path.exists(b.source)]  # noqa: PTH110
+        if not os.path.exists(container.image):  # noqa: PTH110
+            what = f"the image {container.image} is not on this node"
+            faults.append(Fault(what, f"node {os.uname().nodename}", "keep images where all nodes see them"))
+        if faults:
+            raise OperationError(*faults)
     return launch(container, command.argv, values, binds, {"PATH": path, "TMPDIR": str(scratch.temporary)})
 
 

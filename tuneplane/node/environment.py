@@ -66,7 +66,7 @@ def job_environment(
     values.update(
         {
             env.WORK_DIR: str(place.work),
-            env.EXP_DIR: str((place.work / spec.entrypoint).parent),
+            env.EXP_DIR: str(place.work / "experiments" / job.metadata.experiment),
             env.OUT_DIR: str(run.out),
             env.FRAMEWORK: framework,
             env.RECIPE: recipe,

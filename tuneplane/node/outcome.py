@@ -39,14 +39,15 @@ def judge(nodes: list[dict[str, Any]], srun_code: int, marked: bool) -> Outcome:
 
     nodes: their records; marked: whether the stop marker is there. srun's own code is the highest of all
     tasks, so a victim's 137 would hide the culprit's 1. A node that failed by itself comes first, the earliest
-    of them; then one that left no exit record while srun failed; then one that was told to end.
+    of them, and the others were told to end because of it; then one that left no exit record while srun failed;
+    then one that was told to end from outside.
     """
     failed = sorted((n for n in nodes if n.get("code")), key=lambda n: float(n.get("ended_at") or 0))
     own = [n for n in failed if not n.get("told_to_stop")]
     silent = [n for n in nodes if n.get("code") is None] if srun_code else []
     stopped = marked or any(n.get("told_to_stop") for n in nodes)
     for node in own:
-        return Outcome(int(node["code"]), node, node.get("reason"), stopped, True)
+        return Outcome(int(node["code"]), node, node.get("reason"), marked, True)
     for node in silent:
         return Outcome(srun_code, node, NO_RECORD, stopped, False)
     for node in failed:
@@ -55,10 +56,17 @@ def judge(nodes: list[dict[str, Any]], srun_code: int, marked: bool) -> Outcome:
     return Outcome(srun_code, None, reason, stopped, srun_code == 0 and not stopped)
 
 
+def never_began(nodes: list[dict[str, Any]], hosts: list[str]) -> list[dict[str, Any]]:
+    """A silent record for each host of the claim whose agent left none: no Python there, no storage, no node."""
+    seen = {node.get("rank") for node in nodes}
+    return [{"rank": rank, "host": host} for rank, host in enumerate(hosts) if rank not in seen]
+
+
 def end(run: RunFolder, number: int, srun_code: int) -> int:
     """Write how the attempt ended, remove the secrets of a run that ended for good, return the exit code."""
     attempt = run.attempt(number)
     nodes = [record for path in sorted(attempt.path.glob("node-*.json")) if (record := read_record(path))]
+    nodes += never_began(nodes, read_record(attempt.start).get("hosts") or []) if srun_code else []
     outcome = judge(nodes, srun_code, attempt.stop_marker.exists())
     _write_end(
         attempt,

@@ -16,6 +16,8 @@ from typing import Any
 from tuneplane.kernel.files import read_json, write_json
 from tuneplane.kernel.runfolder import AttemptFolder
 
+SHORTEST_BEAT_S = 0.05
+
 RETRY_S = 0.5
 """How soon a write that failed (a full disk, a quota) is tried again."""
 
@@ -35,7 +37,7 @@ class NodeRecord:
     def __init__(self, attempt: AttemptFolder, rank: int, interval_s: float, **facts: Any) -> None:
         self._record, self._beat = attempt.node_record(rank), attempt.node_beat(rank)
         self._marker = attempt.stop_marker
-        self._interval_s = interval_s
+        self._interval_s = max(SHORTEST_BEAT_S, interval_s)
         self._values: dict[str, Any] = {"rank": rank, "state": "starting", **facts, "started_at": time.time()}
         self._lock = threading.Lock()  # of the values and the three below
         self._version, self._written = 1, 0

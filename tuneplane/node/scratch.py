@@ -6,6 +6,7 @@ Its agent holds a lock in it for as long as it lives, so that what a killed agen
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import stat
@@ -24,7 +25,7 @@ from tuneplane.spec import JobSpec
 
 @dataclass(frozen=True)
 class Scratch:
-    """`<scratch>/tuneplane-<uid>/<run>.<attempt>.<rank>/`, of this node and attempt, discarded at its end."""
+    """`<scratch>/tuneplane-<uid>/<time>-<digest>.<attempt>.<rank>/`, discarded when its attempt ends."""
 
     path: Path
 
@@ -57,8 +58,14 @@ def user_folder(job: JobSpec) -> Path:
 
 
 def scratch_folder(job: JobSpec, attempt: int, rank: int) -> Scratch:
-    """Where this node and attempt unpack."""
-    return Scratch(user_folder(job) / f"{job.metadata.run_id}.{attempt}.{rank}")
+    """Where this node and attempt unpack.
+
+    The name is short, whatever the experiment is called: programs make sockets below TMPDIR, whose paths end at
+    107 bytes (unix(7)), and multiprocessing alone adds 32. The digest tells runs of one second apart.
+    """
+    run_id = job.metadata.run_id
+    digest = hashlib.sha256(run_id.encode("utf-8", "surrogateescape")).hexdigest()[:8]
+    return Scratch(user_folder(job) / f"{run_id[-20:-5]}-{digest}.{attempt}.{rank}")
 
 
 def make_user_folder(job: JobSpec) -> Path:
@@ -88,6 +95,14 @@ def make_user_folder(job: JobSpec) -> Path:
 @contextmanager
 def held_scratch(scratch: Scratch) -> Iterator[None]:
     """Make the attempt's folder, 0700, hold it, and remove it with all below it. Raises OperationError."""
+    if _is_held(scratch):
+        raise OperationError(
+            Fault(
+                "another agent of this very node and attempt runs here",
+                str(scratch.path),
+                "one task a node: look for --ntasks in srun_options and in how the script was started",
+            )
+        )
     try:
         remove_tree(scratch.path)  # left by an agent of this very attempt that was killed
         for folder in (scratch.path, scratch.temporary, scratch.home):
@@ -99,8 +114,8 @@ def held_scratch(scratch: Scratch) -> Iterator[None]:
         raise _no_folder(scratch.path, error) from None
     try:
         with suppress(OSError):  # a filesystem without locks: what is left there is never taken for left
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(descriptor, os.uname().nodename.encode())
+            if _lock(descriptor):
+                os.write(descriptor, os.uname().nodename.encode())
         yield
     finally:
         try:
@@ -129,15 +144,33 @@ def _is_abandoned(scratch: Scratch) -> bool:
     The host's name stands there only once the lock was held. A scratch folder that several hosts share would
     show another host's lock as free where the filesystem keeps locks to one host.
     """
-    descriptor = os.open(scratch.lock, os.O_RDWR | os.O_NOFOLLOW)
+    with _opened(scratch.lock) as descriptor:
+        return os.read(descriptor, 4096) == os.uname().nodename.encode() and _lock(descriptor)
+
+
+def _is_held(scratch: Scratch) -> bool:
     try:
-        if os.read(descriptor, 4096) != os.uname().nodename.encode():
-            return False
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with _opened(scratch.lock) as descriptor:
+            return not _lock(descriptor)
     except OSError:
         return False
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    """Take a lock that nobody holds. Raises OSError where the filesystem has none."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True
 
 

@@ -26,7 +26,8 @@ class Signals:
         self._read, self._write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         # The C part of a handler writes the number here, whichever thread the kernel picked.
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
-        for number in (*ENDING, signal.SIGUSR2, signal.SIGCHLD):
+        # USR1 too: it would end the agent, and with it a trainer that it was meant for (`scancel --signal=USR1`).
+        for number in (*ENDING, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD):
             signal.signal(number, _noted)
 
     def wait(self, timeout_s: float | None = None) -> None:

@@ -110,7 +110,8 @@ class Trainer:
         """
         if not self._reap():
             return
-        if self._kill_at is None:
+        self._obey()
+        if self._kill_at is None:  # else it was told already
             signal_all(trainers(descendants(os.getpid())), signal.SIGTERM)
         deadline = time.monotonic() + LEFTOVER_GRACE_S
         while self._reap():

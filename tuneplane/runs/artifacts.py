@@ -91,5 +91,6 @@ def _artifact(name: str, relative: str, path: Path, skipped: list[str]) -> Artif
                 continue
             size, files, newest = size + status.st_size, files + 1, max(newest, status.st_mtime)
     if unread:
-        skipped.append(f"{name}: {len(unread)} folders in {relative} could not be read: {unread[0]}")
+        count = "1 folder" if len(unread) == 1 else f"{len(unread)} folders"
+        skipped.append(f"{name}: {count} in {relative} cannot be read: {unread[0]}")
     return Artifact(name, relative, "folder", size, newest, files)

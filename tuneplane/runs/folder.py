@@ -40,6 +40,15 @@ def check_parents(path: Path, trusted: tuple[int, ...]) -> list[Fault]:
     return faults
 
 
+def check_own(run: RunFolder) -> None:
+    """Raise UsageError where a run is not surely this user's: acting on it would run what a stranger wrote."""
+    faults = check_parents(run.path, (os.getuid(),))
+    if run.path.stat().st_uid != os.getuid():
+        what = f"belongs to user id {run.path.stat().st_uid}, so it can be looked at and no more"
+        faults = [Fault(what, str(run.path), "submit an experiment of your own")]
+    raise_faults(faults)
+
+
 def make_run_folder(storage_root: Path, user: str, experiment: str, run_id: str, mode: int) -> RunFolder:
     """Make the run's folder and those above it, with exact modes; an existing run is never entered.
 

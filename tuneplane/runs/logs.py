@@ -59,7 +59,9 @@ class Tail:
                         yield self._shown(line)
                     if len(self.rest) > MAX_LINE_BYTES:
                         yield self._piece()
-        except OSError:  # removed, or the filesystem stalls: the next call looks again
+        except FileNotFoundError:  # what comes in its place is another file, whatever its inode
+            self.offset, self.inode, self.rest = 0, 0, b""
+        except OSError:  # the filesystem stalls: the next call looks again
             pass
         if final and self.rest:
             yield self._shown(self.rest)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from tuneplane.kernel.errors import Fault, UsageError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.launch.slurm_commands import slurm_environment
+from tuneplane.runs.folder import check_own
 from tuneplane.runs.state import read_state
 from tuneplane.spec import read
 
@@ -24,6 +25,7 @@ def shell_argv(
 
     environ: of the process that will start it; what of it would change srun's request is taken away.
     """
+    check_own(run)
     state = read_state(run)
     if state.state != "RUNNING" or not state.nodes or state.attempt is None:
         why = "has no node yet" if state.state == "RUNNING" else f"is {state.state}"
@@ -46,5 +48,5 @@ def shell_argv(
     given = os.environ if environ is None else environ
     unset = [word for name in sorted(set(given) - set(slurm_environment(given))) for word in ("-u", name)]
     step = ["srun", f"--jobid={state.job_id}", f"--nodelist={found.host}", "--nodes=1", "--ntasks=1"]
-    step += ["--overlap", "--mem=0", "--gres=none", "--export=NONE", *(["--pty"] if terminal else [])]
+    step += ["--overlap", "--mem=0", "--export=NONE", *(["--pty"] if terminal else [])]
     return [*(["env", *unset] if unset else []), *step, *inside]

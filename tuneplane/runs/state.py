@@ -99,7 +99,7 @@ def unsettled_jobs(records: Records, queue: Answer) -> list[str]:
     ended = job == records.claimed and bool(records.end)
     if ended and records.completed():
         return []
-    known = queue.jobs.get(job.job_id)
+    known = queue.job_of(records.run.path, job.job_id)
     return [job.job_id] if known is None or (known.state == "FAILED" and not ended) else []
 
 
@@ -119,7 +119,7 @@ def judge(records: Records, queue: Answer, books: Answer) -> RunState:
         verdict = _never_submitted(run)
     else:
         refused = "" if job.is_local else queue.refused or books.refused
-        verdict = _verdict(records, job, _evidence(job, queue, books), current, refused)
+        verdict = _verdict(records, job, _evidence(run, job, queue, books), current, refused)
     began = current and verdict.state not in WAITING
     return RunState(
         run_id=run.run_id,
@@ -192,6 +192,8 @@ def _ended(records: Records, job: Submission, slurm: SlurmJob | None) -> Verdict
         return Verdict("FAILED", code, told)
     if job.job_id in records.stopped:
         return Verdict("CANCELLED", code, STOPPED)
+    if slurm and slurm.state not in FINAL:  # what ended it is Slurm's to say, a moment later
+        return Verdict(slurm.state, None, slurm.reason)
     if slurm and slurm.state == "CANCELLED":
         return Verdict("CANCELLED", code, slurm.reason or told)
     if not records.end.get("stop_requested"):
@@ -213,13 +215,13 @@ def _ended_without_record(records: Records, job: Submission, slurm: SlurmJob) ->
 def _is_active(records: Records, job: Submission, queue: Answer) -> bool:
     if job.is_here:
         return job.is_alive_here()
-    known = queue.jobs.get(job.job_id)
+    known = queue.job_of(records.run.path, job.job_id)
     if known is not None:
         return known.state not in FINAL
     return (job.is_local or bool(queue.refused)) and any(records.is_fresh(n) for n in records.nodes)
 
 
-def _evidence(job: Submission, queue: Answer, books: Answer) -> SlurmJob | None:
+def _evidence(run: RunFolder, job: Submission, queue: Answer, books: Answer) -> SlurmJob | None:
     """Slurm's word of a job. A state that is not final counts from squeue alone: sacct is told of ends late."""
-    booked = books.jobs.get(job.job_id)
-    return booked if booked is not None and booked.state in FINAL else queue.jobs.get(job.job_id)
+    booked = books.job_of(run.path, job.job_id)
+    return booked if booked is not None and booked.state in FINAL else queue.job_of(run.path, job.job_id)

@@ -13,7 +13,9 @@ from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import Submission, read_submissions
 from tuneplane.launch import slurm_commands
 from tuneplane.launch.slurm_commands import query_queue, run_slurm
+from tuneplane.runs.folder import check_own
 from tuneplane.runs.records import stopped_jobs
+from tuneplane.runs.secrets import remove_secrets
 from tuneplane.runs.state import RunState, read_state
 
 AGENT_S = 20.0
@@ -29,15 +31,21 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
     submitted, or has ended, is left as it is. Raises OperationError where Slurm does not answer, or the run is
     another machine's.
     """
+    check_own(run)
     before = read_state(run)
     if before.is_final or before.state == "PREPARED":
+        remove_secrets(run, before)
         return before
     deadline = time.monotonic() + wait_s
     jobs = read_submissions(run)
+    for job in jobs:
+        if job.is_local and not job.is_here and job.job_id == before.job_id:
+            remedy = f"say tp job stop {run.run_id} there"
+            raise OperationError(Fault(f"{run.run_id} runs on {job.host}", "RUN", remedy))
     noted = stopped_jobs(run)
     _note(run, noted | {job.job_id for job in jobs})
     try:
-        _stop_slurm([job.job_id for job in jobs if not job.is_local], deadline)
+        _stop_slurm(run, [job.job_id for job in jobs if not job.is_local], deadline)
         for job in jobs:
             if job.is_local:
                 _stop_local(run, job)
@@ -45,14 +53,7 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
         _note(run, noted)  # it was not stopped
         raise
     state = read_state(run)
-    if state.state in ("RUNNING", "PENDING") and state.job_id.startswith("local-"):
-        host = next((job.host for job in jobs if job.job_id == state.job_id), "another machine")
-        _note(run, noted)
-        raise OperationError(
-            Fault(f"{run.run_id} runs on {host}", "RUN", f"say tp job stop {run.run_id} there")
-        )
-    if state.is_final:
-        run.secrets.unlink(missing_ok=True)
+    remove_secrets(run, state)
     return state
 
 
@@ -63,21 +64,22 @@ def _note(run: RunFolder, job_ids: frozenset[str]) -> None:
         run.stopped.unlink(missing_ok=True)
 
 
-def _stop_slurm(job_ids: list[str], deadline: float) -> None:
-    active = _active(job_ids)
+def _stop_slurm(run: RunFolder, job_ids: list[str], deadline: float) -> None:
+    active = _active(run, job_ids)
     if active:
         run_slurm(["scancel", *active])
     while active and time.monotonic() < deadline:
         time.sleep(POLL_S)
-        active = _active(active)
+        active = _active(run, active)
 
 
-def _active(job_ids: list[str]) -> list[str]:
+def _active(run: RunFolder, job_ids: list[str]) -> list[str]:
     """Which of these jobs Slurm still has. Raises OperationError where it does not answer."""
     answer = query_queue(job_ids) if job_ids else slurm_commands.Answer()
     if answer.refused:
         raise OperationError(Fault(answer.refused, "Slurm", "try again when its controller answers"))
-    return [job.job_id for job in answer.jobs.values() if job.state not in slurm_commands.FINAL]
+    found = [answer.job_of(run.path, job_id) for job_id in answer.jobs]
+    return [job.job_id for job in found if job is not None and job.state not in slurm_commands.FINAL]
 
 
 def _stop_local(run: RunFolder, job: Submission) -> None:
