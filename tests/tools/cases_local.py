@@ -7,7 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from record_cases import CaseRun, Place
+from record_cases import URL, CaseRun, Place
 
 RANKS = 'exec @TORCH@ -m torch.distributed.run --standalone --nproc_per_node 2 "$TUNEPLANE_EXP_DIR/train.py"'
 PYTHON = 'exec python3 "$TUNEPLANE_EXP_DIR/train.py"'
@@ -104,6 +104,7 @@ def small_disk(place: Place) -> None:
 
 
 def no_small_disk(place: Place) -> None:
+    subprocess.run(["fsfreeze", "-u", str(place.base / "small")], check=False, capture_output=True)
     subprocess.run(["umount", "-l", str(place.base / "small")], check=False)
 
 
@@ -117,8 +118,42 @@ def kill_agent(place: Place, run: str) -> None:
         os.utime(path, (then, then))
 
 
-def break_image(place: Place) -> None:
-    (place.base / "broken.sif").write_bytes(b"no image" * 1000)
+def change_spec(place: Place, run: str) -> None:
+    folder = place.folder(run)
+    (folder / "job.json").chmod(0o644)
+    with (folder / "job.json").open("a") as file:
+        file.write(" ")
+    by_hand(place, run)
+
+
+def cut_capsule(place: Place, run: str) -> None:
+    folder = place.folder(run)
+    (folder / "capsule.tar").chmod(0o644)
+    os.truncate(folder / "capsule.tar", 4096)
+    by_hand(place, run)
+
+
+def occupy(place: Place) -> None:
+    """A run that has every CPU of this machine."""
+    place.write("occupier", {"train.sh": "#!/bin/bash\nsleep 120\n"})
+    cpus = max(2, len(os.sched_getaffinity(0)))
+    place.sh(["tp", "submit", "occupier", "--profile", f"local:{cpus}", "--observability-url", URL])
+    time.sleep(2)
+
+
+def freeze(place: Place, run: str) -> None:
+    subprocess.run(["fsfreeze", "-f", str(place.base / "small")], check=True)
+    time.sleep(4)
+    quiet(place, run)
+
+
+def own_python(place: Place) -> None:
+    (place.base / "python3").symlink_to("/usr/bin/python3")
+
+
+def lose_python(place: Place, run: str) -> None:
+    (place.base / "python3").unlink()
+    quiet(place, run)
 
 
 SMALL = {"defaults.yaml": "cluster:\n  storage_root: @BASE@/small\n"}
@@ -338,6 +373,17 @@ RUNS: tuple[CaseRun, ...] = (
         config=SMALL,
         prepare=small_disk,
         after=no_small_disk,
+    ),
+    CaseRun(
+        "quota",
+        "quota-exceeded",
+        PYTHON,
+        "made without quotas: the exception that a file system with them raises",
+        files={
+            "train.py": "import errno, os\npath = os.environ['TUNEPLANE_OUT_DIR'] + '/model.pt'\n"
+            "raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), path)\n"
+        },
+        near=("no-space",),
     ),
     CaseRun(
         "outside-output",
@@ -604,6 +650,29 @@ RUNS: tuple[CaseRun, ...] = (
         },
         near=("completed-without-points",),
     ),
+    CaseRun(
+        "guarded-import-running",
+        "no-points-yet",
+        PYTHON,
+        "the same while it runs",
+        files={
+            "train.py": "import time\ntry:\n    from tuneplane.report import log\nexcept ImportError:\n"
+            "    log = lambda *a, **k: None\nprint('step 1', flush=True)\nlog({'loss': 1.0}, step=1)\n"
+            "time.sleep(60)\n"
+        },
+        until="step 1",
+        certainty="possible",
+    ),
+    CaseRun(
+        "points-refused",
+        "points-refused",
+        f"{KERNEL}\nexport TUNEPLANE_JOB_TOKEN=another\n{PYTHON}",
+        "points that are written with another token",
+        files={
+            "train.py": "from tuneplane.report import finish, log\nlog({'loss': 1.0}, step=1)\nfinish()\n"
+        },
+        near=("completed-without-points",),
+    ),
     # --- how it goes --------------------------------------------------------------------------------------------
     CaseRun("stopped", "stopped-by-user", "echo started\nsleep 60", "tp job stop", until="started", act=stop),
     CaseRun(
@@ -613,6 +682,101 @@ RUNS: tuple[CaseRun, ...] = (
         "the agent was killed, and left no record",
         until="started",
         act=kill_agent,
+    ),
+    CaseRun(
+        "changed",
+        "changed-after-submit",
+        "echo trained",
+        "job.json is changed after the submit",
+        act=change_spec,
+        starts=False,
+    ),
+    CaseRun(
+        "started-twice",
+        "no-log-call",
+        "echo started\nsleep 60",
+        "started by hand while it runs: it runs on",
+        until="started",
+        act=by_hand,
+    ),
+    CaseRun(
+        "scratch-missing",
+        "scratch-unusable",
+        "echo trained",
+        "a scratch folder that is not there",
+        config={"defaults.yaml": "cluster:\n  scratch: @BASE@/no-such-disk\n"},
+    ),
+    CaseRun(
+        "capsule-damaged",
+        "start-failed",
+        "echo trained",
+        "a capsule that was cut",
+        act=cut_capsule,
+        starts=False,
+    ),
+    CaseRun(
+        "waits-here",
+        "waits-for-machine",
+        "sleep 60",
+        "another run has this machine's CPUs",
+        flags=TWO,
+        until="PENDING",
+        prepare=occupy,
+    ),
+    CaseRun(
+        "storage-hangs",
+        "waits-for-storage",
+        PYTHON,
+        "a file system that does not answer, 20 minutes after the last line",
+        files={
+            "train.py": "import os, time\nprint('step 1', flush=True)\ntime.sleep(3)\nwhile True:\n"
+            "    with open('@BASE@/small/model.pt', 'wb') as f:\n"
+            "        f.write(bytes(1 << 20)); os.fsync(f.fileno())\n"
+        },
+        prepare=small_disk,
+        until="step 1",
+        act=freeze,
+        after=no_small_disk,
+    ),
+    CaseRun(
+        "cannot-look",
+        "silent",
+        "echo step 1\nsleep 60",
+        "silent, and its processes cannot be looked at",
+        config={"defaults.yaml": "cluster:\n  python: @BASE@/python3\n"},
+        prepare=own_python,
+        until="step 1",
+        act=lose_python,
+        certainty="possible",
+    ),
+    CaseRun(
+        "sigill",
+        "illegal-instruction",
+        PYTHON,
+        "an instruction that no processor has",
+        files={
+            "train.py": "import ctypes, mmap\ncode = mmap.mmap(-1, 4096, prot=7)\ncode.write(bytes([15, 11]))\n"
+            "place = ctypes.addressof(ctypes.c_char.from_buffer(code))\nctypes.CFUNCTYPE(None)(place)()\n"
+        },
+    ),
+    CaseRun(
+        "sigbus",
+        "bus-error",
+        PYTHON,
+        "a mapped file that was cut",
+        files={
+            "train.py": "import mmap, os\npath = os.environ['TMPDIR'] + '/x'\nf = open(path, 'w+b')\n"
+            "f.truncate(8192)\nm = mmap.mmap(f.fileno(), 8192)\nf.truncate(0)\nprint(m[5000])\n"
+        },
+    ),
+    CaseRun(
+        "rendezvous",
+        "rendezvous-failed",
+        "exec @TORCH@ -m torch.distributed.run --nnodes 2 --nproc_per_node 1 --rdzv_backend c10d --rdzv_id x "
+        "--rdzv_endpoint localhost:29871 --rdzv_conf join_timeout=5,timeout=5,last_call_timeout=1 "
+        '"$TUNEPLANE_EXP_DIR/train.py"',
+        "torchrun waits for a second node that does not come",
+        files={"train.py": "print(1)\n"},
     ),
     CaseRun("prepared", "not-started", "echo trained", "rendered and never submitted", starts=False),
     CaseRun(

@@ -121,7 +121,7 @@ def case(
 # --- how Slurm ends jobs ---
 
 
-@case("slurm-walltime", "walltime", "a run that needs more than its minute")
+@case("slurm-walltime", "walltime", "a run that needs more than its minute", says="time limit of 00:01:00")
 def walltime(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
     return b.wait(b.submit(BARE, "--time", "1"), "TIMEOUT")
@@ -142,6 +142,7 @@ def walltime_saved(b: Bed) -> str:
     "host-out-of-memory",
     "Slurm ends a job over its memory (OverMemoryKill)",
     certainty="certain",
+    says="it had 400M",
 )
 def memory(b: Bed) -> str:
     b.bed.set(JobAcctGatherParams="OverMemoryKill", JobAcctGatherFrequency=1)
@@ -156,7 +157,12 @@ def memory(b: Bed) -> str:
     return b.wait(b.submit("h200-bare:8"), "OUT_OF_MEMORY", "FAILED", "CANCELLED")
 
 
-@case("slurm-preempted", "preempted", "a job of a higher partition took the nodes; it waits to start again")
+@case(
+    "slurm-preempted",
+    "preempted",
+    "a job of a higher partition took the nodes; it waits to start again",
+    says="waits to start again by itself",
+)
 def preempted(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
     run = b.wait(b.submit("h200-bare:32", "--partition", "preempt"), "RUNNING", log="step 1")
@@ -173,7 +179,12 @@ def preempted_cancel(b: Bed) -> str:
     return b.wait(run, "PREEMPTED")
 
 
-@case("slurm-node-down", "node-failure", "a node is declared down under a run that may not be requeued")
+@case(
+    "slurm-node-down",
+    "node-failure",
+    "a node is declared down under a run that may not be requeued",
+    says="failed under it",
+)
 def node_down(b: Bed) -> str:
     b.config('cluster:\n  slurm:\n    extra_directives:\n      no-requeue: ""\n')
     b.train("echo step 1\nsleep 300")
@@ -218,7 +229,7 @@ def scancel(b: Bed) -> str:
     return b.wait(run, "CANCELLED")
 
 
-@case("slurm-scancel-admin", "cancelled", "scancel by an administrator")
+@case("slurm-scancel-admin", "cancelled", "scancel by an administrator", says="by root, an administrator")
 def scancel_admin(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
     run = b.wait(b.submit(), "RUNNING", log="step 1")
@@ -328,6 +339,51 @@ def hang(b: Bed) -> str:
     return run
 
 
+@case("slurm-secrets-gone", "secrets-gone", "sbatch by hand once more after its end")
+def secrets_gone(b: Bed) -> str:
+    b.train("echo trained")
+    run = b.wait(b.submit(), "COMPLETED")
+    folder = b.folder(run)
+    job = b.lab.sh(["sbatch", "--parsable", str(folder / "job.sbatch")]).stdout.strip()
+    b.bed.wait_job(job)
+    time.sleep(1)
+    return run
+
+
+@case("slurm-deadline", "slurm-ended", "its deadline passes while it waits")
+def deadline(b: Bed) -> str:
+    b.occupy()
+    b.config("cluster:\n  slurm:\n    time: '1'\n    extra_directives:\n      deadline: now+90\n")
+    b.train("echo trained")
+    return b.wait(b.submit(), "DEADLINE", timeout_s=200)
+
+
+@case("slurm-starting", "starting", "the interpreter on the node takes its time")
+def starting(b: Bed) -> str:
+    python = b.bed.home() / "slow-python"
+    b.lab.sh(
+        [
+            "sh",
+            "-c",
+            'printf "#!/bin/sh\\nsleep 20\\nexec /usr/bin/python3 \\"\\$@\\"\\n" >"$1"; chmod +x "$1"',
+            "sh",
+            str(python),
+        ]
+    )
+    b.config(f"cluster:\n  python: {python}\n")
+    b.train("echo trained")
+    run = b.wait(b.submit(), "RUNNING")
+    time.sleep(2)
+    return run
+
+
+@case("slurm-modules", "modules-missing", "modules on nodes that have none")
+def modules(b: Bed) -> str:
+    b.config("cluster:\n  slurm:\n    modules: [cuda/13.0]\n")
+    b.train("echo trained")
+    return b.wait(b.submit(), "FAILED")
+
+
 @case("slurm-reporting-stopped", "reporting-stopped", "the ingest folder takes no file")
 def reporting_stopped(b: Bed) -> str:
     b.train(
@@ -407,13 +463,12 @@ def image_python(b: Bed) -> str:
 # --- waiting ---
 
 
-def waits(
-    name: str, how: str, cause: str = "pending"
-) -> Callable[[Callable[[Bed], str]], Callable[[Bed], str]]:
-    return case(f"pending-{name}", cause, how)
+def waits(name: str, how: str, says: str) -> Callable[[Callable[[Bed], str]], Callable[[Bed], str]]:
+    """A run that waits. says: part of the sentence."""
+    return case(f"pending-{name}", "pending", how, says=says)
 
 
-@waits("resources", "another user has every node")
+@waits("resources", "another user has every node", "not enough nodes are free")
 def pending_resources(b: Bed) -> str:
     b.occupy()
     b.train("echo trained")
@@ -422,7 +477,7 @@ def pending_resources(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("priority", "another run of the user's is before it")
+@waits("priority", "another run of the user's is before it", "higher priority are before it")
 def pending_priority(b: Bed) -> str:
     b.occupy()
     b.train("echo trained")
@@ -432,7 +487,7 @@ def pending_priority(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("dependency", "it waits for the end of another job")
+@waits("dependency", "it waits for the end of another job", "another job must end first")
 def pending_dependency(b: Bed) -> str:
     job = b.occupy(1)
     b.train("echo trained")
@@ -441,7 +496,7 @@ def pending_dependency(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("never", "it waits for the success of a job that failed")
+@waits("never", "it waits for the success of a job that failed", "so it never starts")
 def pending_never(b: Bed) -> str:
     b.train("echo trained")
     job = b.lab.sh(["sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 3; false"]).stdout.strip()
@@ -450,7 +505,7 @@ def pending_never(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("qos", "the QOS allows a user one job at a time")
+@waits("qos", "the QOS allows a user one job at a time", "a limit of the QOS debug for one user")
 def pending_qos(b: Bed) -> str:
     b.root("sacctmgr", "-i", "modify", "qos", "debug", "set", "MaxJobsPerUser=1")
     b.train("sleep 300")
@@ -460,7 +515,7 @@ def pending_qos(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("qos-gpus", "the QOS allows a user two GPUs")
+@waits("qos-gpus", "the QOS allows a user two GPUs", "a limit of the QOS debug for one user")
 def pending_qos_gpus(b: Bed) -> str:
     b.root(
         "sacctmgr", "-i", "modify", "qos", "debug", "set", "MaxJobsPerUser=-1", "MaxTRESPerUser=gres/gpu=2"
@@ -472,7 +527,7 @@ def pending_qos_gpus(b: Bed) -> str:
     return run
 
 
-@waits("account", "the account's GPUs are all in use")
+@waits("account", "the account's GPUs are all in use", "has reached a limit")
 def pending_account(b: Bed) -> str:
     b.root("sacctmgr", "-i", "modify", "account", "research", "set", "GrpTRES=gres/gpu=8")
     b.train("sleep 300")
@@ -482,7 +537,7 @@ def pending_account(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("held", "held by its user")
+@waits("held", "held by its user", "it is held, by you")
 def pending_held(b: Bed) -> str:
     b.occupy()
     b.train("echo trained")
@@ -491,7 +546,7 @@ def pending_held(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("held-admin", "held by an administrator")
+@waits("held-admin", "held by an administrator", "held by an administrator")
 def pending_held_admin(b: Bed) -> str:
     b.occupy()
     b.train("echo trained")
@@ -500,7 +555,7 @@ def pending_held_admin(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("begin", "it asked to begin in an hour")
+@waits("begin", "it asked to begin in an hour", "not to begin before")
 def pending_begin(b: Bed) -> str:
     b.config("cluster:\n  slurm:\n    extra_directives:\n      begin: now+1hour\n")
     b.train("echo trained")
@@ -509,7 +564,7 @@ def pending_begin(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("node-drained", "the node it asks for is drained")
+@waits("node-drained", "the node it asks for is drained", "down, drained or reserved: n4")
 def pending_node_drained(b: Bed) -> str:
     b.root("scontrol", "update", "nodename=n4", "state=drain", "reason=fan replaced")
     b.train("echo trained")
@@ -519,7 +574,7 @@ def pending_node_drained(b: Bed) -> str:
     return run
 
 
-@waits("partition-down", "the partition is down")
+@waits("partition-down", "the partition is down", "partition preempt is down")
 def pending_partition_down(b: Bed) -> str:
     b.root("scontrol", "update", "partitionname=preempt", "state=down")
     b.train("echo trained")
@@ -528,7 +583,11 @@ def pending_partition_down(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("time-limit", "it asks for more time than the partition gives")
+@waits(
+    "time-limit",
+    "it asks for more time than the partition gives",
+    "more time (1-00:00:00) than its partition gives (01:00:00)",
+)
 def pending_time_limit(b: Bed) -> str:
     b.root("scontrol", "update", "partitionname=preempt", "maxtime=60")
     b.train("echo trained")
@@ -537,7 +596,11 @@ def pending_time_limit(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("node-limit", "it asks for more nodes than the partition gives a job")
+@waits(
+    "node-limit",
+    "it asks for more nodes than the partition gives a job",
+    "more nodes (2) than its partition gives a job (1)",
+)
 def pending_node_limit(b: Bed) -> str:
     b.root("scontrol", "update", "partitionname=preempt", "maxnodes=1")
     b.train("echo trained")
@@ -546,7 +609,7 @@ def pending_node_limit(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("reservation", "the nodes are reserved for maintenance")
+@waits("reservation", "the nodes are reserved for maintenance", "reserved, for maintenance")
 def pending_reservation(b: Bed) -> str:
     b.root(
         *("scontrol", "create", "reservation", "reservationname=maint", "starttime=now+5minutes"),
@@ -562,25 +625,37 @@ def pending_reservation(b: Bed) -> str:
 # --- refused ---
 
 
-@case("refused-account", "slurm-refused", "an account that the user does not have")
+@case(
+    "refused-account",
+    "slurm-refused",
+    "an account that the user does not have",
+    says="may not use the account",
+)
 def refused_account(b: Bed) -> str:
     b.train("echo trained")
     return b.refused("--account", "physics")
 
 
-@case("refused-partition", "slurm-refused", "a partition that does not exist")
+@case(
+    "refused-partition", "slurm-refused", "a partition that does not exist", says="there is no partition h100"
+)
 def refused_partition(b: Bed) -> str:
     b.train("echo trained")
     return b.refused("--partition", "h100")
 
 
-@case("refused-qos", "slurm-refused", "a QOS that the user does not have")
+@case("refused-qos", "slurm-refused", "a QOS that the user does not have", says="may not use the QOS urgent")
 def refused_qos(b: Bed) -> str:
     b.train("echo trained")
     return b.refused("--qos", "urgent")
 
 
-@case("refused-time", "slurm-refused", "more time than the partition has, on a site that refuses it")
+@case(
+    "refused-time",
+    "slurm-refused",
+    "more time than the partition has, on a site that refuses it",
+    says="more time (1-00:00:00) than the partition gives",
+)
 def refused_time(b: Bed) -> str:
     b.bed.set(EnforcePartLimits="ALL")
     b.root("scontrol", "update", "partitionname=gpu", "maxtime=60")
@@ -588,7 +663,7 @@ def refused_time(b: Bed) -> str:
     return b.refused("--time", "1-00:00:00")
 
 
-@case("refused-feature", "slurm-refused", "a node feature that no node has")
+@case("refused-feature", "slurm-refused", "a node feature that no node has", says="no node has the feature")
 def refused_feature(b: Bed) -> str:
     b.train("echo trained")
     return b.refused("--constraint", "infiniband")

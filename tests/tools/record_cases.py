@@ -36,6 +36,7 @@ class CaseRun:
     """One run to record.
 
     train: what train.sh does. cause: of the finding that is to be told first. near: causes that must not be found.
+    says: a part of the sentence.
     until: what to wait for before it is looked at: an end, or a line of the log. act: done in between.
     """
 
@@ -48,6 +49,7 @@ class CaseRun:
     near: tuple[str, ...] = ()
     until: str = ""
     certainty: str = ""
+    says: str = ""
     rank: int | None = None
     node: int | None = None
     act: Callable[[Place, str], None] | None = None
@@ -178,27 +180,42 @@ def save(place: Place, case: CaseRun, run: str) -> None:
 
 
 def keep(case: CaseRun, evidence: str) -> None:
+    """Put a case among the others."""
     folder = CASES / case.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "evidence.json").write_text(evidence)
+    expect(case)
+    print(f"== {case.name} -> {folder}", flush=True)
+
+
+def expect(case: CaseRun) -> None:
+    """Write what is expected of a case."""
     expected: dict[str, object] = {"how": case.how, "cause": case.cause}
     expected |= {"not": list(case.near)} if case.near else {}
     expected |= {"certainty": case.certainty} if case.certainty else {}
     expected |= {"rank": case.rank} if case.rank is not None else {}
     expected |= {"node": case.node} if case.node is not None else {}
-    (folder / "expect.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
-    print(f"== {case.name} -> {folder}")
+    expected |= {"says": case.says} if case.says else {}
+    text = json.dumps(expected, indent=1, ensure_ascii=False) + "\n"
+    (CASES / case.name / "expect.json").write_text(text)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("where", choices=("local", "slurm"))
+    parser.add_argument("where", choices=("local", "slurm", "expect"))
     parser.add_argument("names", nargs="*")
     parser.add_argument("--torch", default="", help="an interpreter that has torch")
     parser.add_argument("--testbed", type=Path, default=Path("/var/lib/tuneplane-testbed"))
     given = parser.parse_intermixed_args()
+    if given.where == "expect":  # the tables were changed, the runs were not
+        import cases_local
+        import cases_slurm
+
+        for case in [*cases_local.RUNS, *(made.run for made in cases_slurm.CASES)]:
+            expect(case)
+        return
     if given.where == "slurm":
         import cases_slurm
 

@@ -132,11 +132,15 @@ class _Gathering:
         return tuple(found), self._batch()
 
     def _batch(self) -> Log | None:
-        """What the batch script of the run's present job said, or of its last start here."""
+        """What the batch script of the run's present job said; of an ended run, that of its latest start.
+
+        A start by hand that was refused claims nothing, and so is no job that the run's state tells of.
+        """
         job = self.state.job_id
-        name = "local.out" if job.startswith("local-") else f"{job}.out"
-        path = self.run.slurm / name
-        return self._try(name, lambda: read_log(path, share=8), None) if job else None
+        path = self.run.slurm / ("local.out" if not job or job.startswith("local-") else f"{job}.out")
+        if not job or self.state.is_final:
+            path = max([path, *self.run.slurm.glob("*.out")], key=_changed_at)
+        return self._try(path.name, lambda: read_log(path, share=8), None)
 
     def _points(self) -> Points:
         if not self.run.ingest.is_dir():
@@ -158,8 +162,14 @@ class _Gathering:
             return Slurm()
         if state.state == "COMPLETED":
             return Slurm(state.job_id, state.state, state.reason)
-        waits = state.state in WAITING
-        return read_slurm(state.job_id, state.state, state.reason, waits, state.is_final)
+        return read_slurm(
+            state.job_id,
+            str(self.run.path),
+            state.state,
+            state.reason,
+            waits=state.state in WAITING,
+            ended=state.is_final,
+        )
 
     def _code(self) -> Code:
         if self.spec is None:
@@ -216,6 +226,13 @@ class _Gathering:
             told = error.strerror if isinstance(error, OSError) else str(error)
             self.unread.append(f"{what}: {told}")
         return otherwise  # type: ignore[no-any-return]
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def silence_s(now: float, nodes: tuple[Node, ...], logs: tuple[Log, ...], points: Points) -> float:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 
 from tuneplane.diagnose.evidence import Slurm, Step, Waiting
@@ -67,19 +68,24 @@ PARTITION_FIELDS = frozenset(
 ANSWER_S = 20.0
 """How long one of these commands may take: the run's state was asked for before, so Slurm does answer."""
 
-STEP_FORMAT = "JobID,State,ExitCode,Reason,NodeList,MaxRSS,ReqMem,Elapsed,Timelimit"
+STEP_FORMAT = "JobID,State,ExitCode,Reason,NodeList,MaxRSS,ReqMem,Elapsed,Timelimit,WorkDir"
 
 NOTHING = ("", "(null)", "N/A", "None", "Unknown", "NONE")
 
 _FIELD = re.compile(r"([A-Za-z][\w:/-]*)=")
 
 
-def read_slurm(job_id: str, state: str, reason: str, waits: bool, ended: bool) -> Slurm:
-    """Slurm's words on a job. waits: it has not started yet; ended: it does not run any more."""
+def read_slurm(job_id: str, folder: str, state: str, reason: str, *, waits: bool, ended: bool) -> Slurm:
+    """Slurm's words on a job. waits: it has not started yet; ended: it does not run any more.
+
+    folder: where the job works. An id alone may be another job's, of a controller that counts anew.
+    """
     refused = []
     fields: dict[str, str] = {}
     try:
-        fields = parse_fields(_run("scontrol", "show", "job", "--oneliner", job_id), JOB_FIELDS)
+        told = parse_fields(_run("scontrol", "show", "job", "--oneliner", job_id))
+        if is_of(told.get("WorkDir", ""), folder):
+            fields = {name: value for name, value in told.items() if name in JOB_FIELDS}
     except OperationError as error:
         if "Invalid job id" not in str(error):
             refused.append(error.faults[0].what)
@@ -87,7 +93,7 @@ def read_slurm(job_id: str, state: str, reason: str, waits: bool, ended: bool) -
     if ended or fields.get("Restarts", "0") != "0":
         argv = ["sacct", "--noheader", "--parsable2", "--duplicates", f"--jobs={job_id}"]
         try:
-            steps = parse_steps(_run(*argv, f"--format={STEP_FORMAT}"))
+            steps = parse_steps(_run(*argv, f"--format={STEP_FORMAT}"), folder)
         except OperationError as error:
             if "accounting storage is disabled" not in str(error):
                 refused.append(error.faults[0].what)
@@ -137,10 +143,24 @@ def parse_fields(line: str, wanted: frozenset[str] | None = None) -> dict[str, s
     return {name: value for name, value in found.items() if value not in NOTHING}
 
 
-def parse_steps(said: str) -> tuple[Step, ...]:
-    """Rows of sacct in `STEP_FORMAT`."""
-    rows = [line.split("|") for line in said.splitlines()]
-    return tuple(Step(*(_word(part) for part in row)) for row in rows if len(row) == 9)
+def parse_steps(said: str, folder: str = "") -> tuple[Step, ...]:
+    """Rows of sacct in `STEP_FORMAT`, of jobs that work in `folder`; their steps follow each job."""
+    found = []
+    ours = True
+    for line in said.splitlines():
+        row = line.split("|", 9)
+        if len(row) < 9:
+            continue
+        if "." not in row[0]:
+            ours = is_of(row[9] if len(row) > 9 else "", folder)
+        if ours:
+            found.append(Step(*(_word(part) for part in row[:9])))
+    return tuple(found)
+
+
+def is_of(said: str, folder: str) -> bool:
+    """Whether a job's working folder, as Slurm says it, is the run's; where Slurm says none, it may be."""
+    return not said or not folder or os.path.realpath(said) == os.path.realpath(folder)
 
 
 def _word(text: str) -> str:

@@ -23,8 +23,8 @@ from tuneplane.diagnose.rules import (
 Rule = Callable[[Evidence], "Finding | None"]
 
 RULES: tuple[Rule, ...] = (
-    *pending.RULES,
     *start.REFUSED,
+    *pending.RULES,
     *outside.FIRST,
     *pending.WAITS,
     *start.RULES,

@@ -117,16 +117,14 @@ def segmentation_fault(evidence: Evidence) -> Finding | None:
         11: "crashed in compiled code (SIGSEGV, a segmentation fault)",
     }[signal]
     remedy = (
-        "that is a fault of a library or extension, not of Python: python3 -X faulthandler shows the"
-        " line; look for"
-        " packages built for another CUDA, torch or Python than the image has"
+        "that is a fault of a library or extension, not of Python: python3 -X faulthandler shows the line; look"
+        " for packages built for another CUDA, torch or Python than the image has"
     )
     if signal == 4:
         remedy = "install a build for the nodes' processor, or ask for nodes like the one it was built for"
     return Finding(
         cause,
-        f"{_who(found) if found.rank is not None else 'the program'}"
-        f" {what}{on(found) if found.rank is None else ''}",
+        f"{_who(found) if found.rank is not None else 'the program'}{_host(found)} {what}",
         remedy,
         evidence=lines_of(found) if found.trace is None else last_lines(log, 6),
         **place(found),

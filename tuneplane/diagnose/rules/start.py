@@ -9,6 +9,9 @@ from tuneplane.diagnose.evidence import Evidence, Log
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
 from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines
 
+ENDING_S = 0.5
+"""Within so much after the end of an attempt its own script may still say something."""
+
 FAILED_TO_START = "0:53"
 """Slurm's exit code where slurmd could not start the script or open its output file."""
 
@@ -41,15 +44,14 @@ def _find(evidence: Evidence, pattern: str) -> tuple[Log, str] | None:
 
 def _refusal(evidence: Evidence) -> bool:
     """Whether the last start was refused or failed before its command: else old words would be told anew."""
-    if evidence.state in ("PENDING", "RUNNING", "NOT_SUBMITTED", "PREPARED"):
+    batch = evidence.batch
+    if evidence.state in ("PENDING", "RUNNING", "NOT_SUBMITTED") or batch is None:
         return False
-    return not _started(evidence) or (
-        evidence.batch is not None
-        and any(
-            line.startswith("tuneplane: ") or line.lstrip().startswith("→")
-            for line in evidence.batch.tail[-2:]
-        )
-    )
+    if not _started(evidence):
+        return True
+    told_at = evidence.now - batch.age_s
+    ours = any(line.startswith("tuneplane: ") or line.lstrip().startswith("→") for line in batch.tail[-2:])
+    return ours and (evidence.ended_at is None or told_at > evidence.ended_at + ENDING_S)
 
 
 def ingest_unreachable(evidence: Evidence) -> Finding | None:
@@ -97,22 +99,6 @@ def changed_after_submit(evidence: Evidence) -> Finding | None:
     )
 
 
-def start_refused(evidence: Evidence) -> Finding | None:
-    """A second start while one runs, or whatever else the claim said."""
-    found = _find(
-        evidence, r"of this run has not ended|another start of this run came first|could not be claimed"
-    )
-    if found is None or not _refusal(evidence):
-        return None
-    return Finding(
-        "start-refused",
-        "the last start was refused: another one of this run had not ended",
-        f"tp job status {evidence.run_id}; wait for it, or end it with tp job stop {evidence.run_id}",
-        evidence=(found[1],),
-        **at(evidence, found[0]),
-    )
-
-
 def interpreter_missing(evidence: Evidence) -> Finding | None:
     """The Python that runs the kernel is not on the node."""
     python = evidence.job.python if evidence.job else ""
@@ -132,25 +118,6 @@ def interpreter_missing(evidence: Evidence) -> Finding | None:
         " tp doctor --profile P --deep looks",
         evidence=(found[1],),
         **at(evidence, found[0]),
-    )
-
-
-def interpreter_old(evidence: Evidence) -> Finding | None:
-    """The Python on the node is older than the kernel needs."""
-    if evidence.state not in ENDED_BADLY or _started(evidence):
-        return None
-    found = _find(
-        evidence, r"SyntaxError: |unsupported operand type\(s\) for \||has no attribute 'removeprefix'"
-    )
-    if found is None or found[0].node is not None:
-        return None
-    python = evidence.job.python if evidence.job else "the Python"
-    return Finding(
-        "interpreter-old",
-        f"{python} on the node is too old to run TunePlane's agent, which needs 3.9",
-        "set `python` of the cluster profile to a newer one",
-        evidence=last_lines(found[0], 3),
-        certainty=LIKELY,
     )
 
 
@@ -293,16 +260,19 @@ def agent_failed(evidence: Evidence) -> Finding | None:
     if found is None:
         return None
     said = found[1].removeprefix("tuneplane: ")
+    lines = list(found[0].tail)
+    after = lines[lines.index(found[1]) + 1 :] if found[1] in lines else []
+    remedy = after[0].strip().removeprefix("→").strip() if after and after[0].lstrip().startswith("→") else ""
     return Finding(
         "start-failed",
         f"the command was not started: {said[:240]}",
-        "",
+        remedy,
         evidence=last_lines(found[0], 4),
         **at(evidence, found[0]),
     )
 
 
-REFUSED = (secrets_gone, ingest_unreachable, changed_after_submit, start_refused)
+REFUSED = (secrets_gone, ingest_unreachable, changed_after_submit)
 """Of a start that was refused, whatever an earlier one came to."""
 
 RULES = (
@@ -313,6 +283,5 @@ RULES = (
     runtime_missing,
     container_failed,
     scratch_full,
-    interpreter_old,
 )
 LAST = (agent_failed,)
