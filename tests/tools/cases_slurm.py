@@ -191,6 +191,7 @@ def node_down(b: Bed) -> str:
     run = b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 1")
     nodes = b.bed.job(b.job_id(run))["NodeList"]
     last = b.root("scontrol", "show", "hostnames", nodes).split()[-1]
+    b.bed.node_exec(last, ["pkill", "-STOP", "-x", "slurmd"])  # a node that is gone does not come back by itself
     b.root("scontrol", "update", f"nodename={last}", "state=down", "reason=test")
     return b.wait(run, "NODE_FAIL")
 
@@ -201,6 +202,7 @@ def node_requeued(b: Bed) -> str:
     run = b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 1")
     nodes = b.bed.job(b.job_id(run))["NodeList"]
     last = b.root("scontrol", "show", "hostnames", nodes).split()[-1]
+    b.bed.node_exec(last, ["pkill", "-STOP", "-x", "slurmd"])  # a node that is gone does not come back by itself
     b.root("scontrol", "update", f"nodename={last}", "state=down", "reason=test")
     return b.wait(run, "PENDING", "REQUEUED")
 
@@ -728,6 +730,7 @@ def put_back(bed: Testbed) -> None:
         bed.exec(["scontrol", "update", f"partitionname={partition}", *words], user="root")
     for node in bed.nodes:
         bed.join(node)
+        bed.node_exec(node, ["pkill", "-CONT", "-x", "slurmd"], check=False)
         pids = bed.node_exec(node, ["pgrep", "-f", "kernel.pyz node"], check=False).stdout.split()
         if pids:
             bed.node_exec(node, ["kill", "-CONT", *pids], check=False)

@@ -67,6 +67,7 @@ class Anonymiser:
         fields = evidence.slurm.fields
         hosts |= {fields.get(name, "") for name in ("BatchHost", "NodeList", "FailedNode", "ReqNodeList")}
         hosts |= {step.nodes for step in evidence.slurm.steps} | {os.uname().nodename}
+        hosts |= {said.split()[0] for said in evidence.slurm.nodes_now}
         for host in sorted(hosts - {"", "127.0.0.1", "localhost"}):
             self.known.append((host, self._other("node", host)))
             short = host.split(".")[0]

@@ -161,6 +161,7 @@ class Slurm:
     refused: str = ""
     fields: dict[str, str] = field(default_factory=dict)  # of `scontrol show job`, while it knows the job
     steps: tuple[Step, ...] = ()  # of sacct, former starts too
+    nodes_now: tuple[str, ...] = ()  # `n1 idle`: the nodes of the last start, as they are now
     waiting: Waiting | None = None
 
 

@@ -104,8 +104,20 @@ def read_slurm(job_id: str, folder: str, state: str, reason: str, *, waits: bool
         refused="; ".join(refused),
         fields=fields,
         steps=steps,
+        nodes_now=_nodes_now(fields, steps) if steps else (),
         waiting=_read_waiting(job_id, reason, fields) if waits else None,
     )
+
+
+def _nodes_now(fields: dict[str, str], steps: tuple[Step, ...]) -> tuple[str, ...]:
+    """How the nodes of the last start are now: one of them may have failed."""
+    names = fields.get("NodeList") or next(
+        (s.nodes for s in reversed(steps) if "." in s.job_id and s.nodes), ""
+    )
+    if not names:
+        return ()
+    said = _said("sinfo", "--noheader", f"--nodes={names}", "--Node", "--format=%N %T")
+    return tuple(dict.fromkeys(line.strip() for line in said.splitlines() if line.strip()))[:64]
 
 
 def _read_waiting(job_id: str, reason: str, fields: dict[str, str]) -> Waiting:

@@ -108,7 +108,9 @@ def _slurm_says(evidence: Evidence) -> bool:
 def _by_slurm(evidence: Evidence) -> Finding:
     marked = evidence.marked("oom-kill")
     asked = next((s.asked_memory for s in evidence.slurm.steps if s.asked_memory), "")
-    used = next((s.max_rss for s in evidence.slurm.steps if s.max_rss and s.state == "OUT_OF_MEMORY"), "")
+    used = max(
+        (s.max_rss for s in evidence.slurm.steps if s.max_rss.endswith("K")), key=_kilobytes, default=""
+    )
     numbers = ", ".join(
         told for told in (f"it had {asked}" if asked else "", f"a task used {used}" if used else "") if told
     )
@@ -124,6 +126,10 @@ def _by_slurm(evidence: Evidence) -> Finding:
         certainty=CERTAIN,
         **place(found),
     )
+
+
+def _kilobytes(text: str) -> int:
+    return int(text[:-1]) if text[:-1].isdecimal() else 0
 
 
 def _remedy(evidence: Evidence) -> str:

@@ -122,22 +122,27 @@ def node_failure(evidence: Evidence) -> Finding | None:
     waits_again = evidence.slurm.waiting is not None and evidence.attempts > 0
     if evidence.state not in FAILED_WORDS and not (waits_again and (steps or by_log)):
         return None
+    down = [
+        said.split()[0]
+        for said in evidence.slurm.nodes_now
+        if re.search(r" (?:down|fail|drain|unknown)", said)
+    ]
+    silent = [node.host for node in evidence.nodes if node.code is None]
     failed = evidence.slurm.fields.get("FailedNode", "")
-    silent = [node for node in evidence.nodes if node.code is None]
-    host = failed or (silent[0].host if len(silent) == 1 else "")
+    host = failed or next((h for names in (down, silent) if len(names) == 1 for h in names), "")
     node = next((n for n in evidence.nodes if n.host == host), None)
     again = (
         "it waits to start again by itself" if waits_again else "this site does not start it again by itself"
     )
     return Finding(
         "node-failure",
-        f"node {host or 'of the job'} failed under it, and {again}",
+        f"{f'node {host}' if host else 'a node'} failed under it, and {again}",
         f"{_RETRIES}"
         if waits_again
         else f"tp job retry {evidence.run_id}; leave the node out by --exclude {host or 'NODE'}",
         node=node.rank if node else None,
         host=host,
-        evidence=_slurm_lines(evidence)[:4],
+        evidence=(*_slurm_lines(evidence)[:3], *(f"sinfo: {said}" for said in evidence.slurm.nodes_now[:4])),
     )
 
 
