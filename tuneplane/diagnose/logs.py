@@ -52,12 +52,14 @@ def read_log(
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         return None
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
+    try:
+        status = os.fstat(descriptor)
         if not S_ISREG(status.st_mode):
             return None
         until = time.monotonic() + SEARCH_S if deadline is None else deadline
-        found = _Search(file.fileno(), status.st_size, max(1, share)).run(until)
+        found = _Search(descriptor, status.st_size, max(1, share)).run(until)
+    finally:
+        os.close(descriptor)
     return replace(found, node=node, host=host, age_s=max(0.0, time.time() - status.st_mtime))
 
 

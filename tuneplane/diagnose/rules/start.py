@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tuneplane.diagnose.evidence import Evidence, Log
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
-from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines
+from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines, shortly
 
 ENDING_S = 0.5
 """Within so much after the end of an attempt its own script may still say something."""
@@ -226,7 +226,7 @@ def container_failed(evidence: Evidence) -> Finding | None:
             remedy = "the image file is damaged or none: build or copy it again, and submit again"
         return Finding(
             "container-failed",
-            f"{evidence.job.runtime} did not start the container: {said[:200]}",
+            f"{evidence.job.runtime} did not start the container: {shortly(said)}",
             remedy,
             evidence=last_lines(log, 3),
             **at(evidence, log, mark),
