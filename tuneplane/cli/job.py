@@ -159,14 +159,26 @@ def follow_run(
 
     log = RunLog(folder, attempt=attempt, node=node, masks=known_secrets(folder))
 
-    def has_ended() -> bool:
-        chosen = log.current() if attempt is not None else None
-        return (chosen is not None and chosen.end.exists()) or read_state(folder).is_final
-
     shown = False
-    for line in follow(log, has_ended):
-        click.echo(line, err=to_stderr)
-        shown = True
+    waits = ""
+
+    def has_ended() -> bool:
+        nonlocal waits
+        state = read_state(folder)
+        told = f"{state.state} {state.reason}".rstrip()
+        if not shown and not state.is_final and state.state != "RUNNING" and told != waits:
+            waits = told
+            show_notices([told])
+        chosen = log.current() if attempt is not None else None
+        return (chosen is not None and chosen.end.exists()) or state.is_final
+
+    try:
+        for line in follow(log, has_ended):
+            click.echo(line, err=to_stderr)
+            shown = True
+    except KeyboardInterrupt:
+        show_notices([f"the run goes on: tp job logs {folder.run_id} -f, or tp job stop {folder.run_id}"])
+        raise
     state = read_state(folder)
     remove_secrets(folder, state)
     if not shown:
