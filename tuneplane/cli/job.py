@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from tuneplane.kernel.runfolder import RunFolder
     from tuneplane.runs.state import RunState
 
+SILENT_S = 3.0
+"""How long following a run shows nothing before it says what the run waits for."""
+
 run_argument = click.argument("run", shell_complete=complete_runs)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -160,13 +163,14 @@ def follow_run(
     log = RunLog(folder, attempt=attempt, node=node, masks=known_secrets(folder))
 
     shown = False
-    waits = ""
+    waits, begun = "", time.monotonic()
 
     def has_ended() -> bool:
         nonlocal waits
         state = read_state(folder)
         told = f"{state.state} {state.reason}".rstrip()
-        if not shown and not state.is_final and state.state != "RUNNING" and told != waits:
+        silent = not shown and time.monotonic() - begun > SILENT_S
+        if silent and not state.is_final and state.state != "RUNNING" and told != waits:
             waits = told
             show_notices([told])
         chosen = log.current() if attempt is not None else None
