@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tuneplane.kernel.runfolder import RunFolder
     from tuneplane.runs.state import RunState
 
+SILENT_S = 3.0
+"""How long following a run shows nothing before it says what the run waits for."""
+
 run_argument = click.argument("run", shell_complete=complete_runs)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -160,14 +163,27 @@ def follow_run(
 
     log = RunLog(folder, attempt=attempt, node=node, masks=known_secrets(folder))
 
-    def has_ended() -> bool:
-        chosen = log.current() if attempt is not None else None
-        return (chosen is not None and chosen.end.exists()) or read_state(folder).is_final
-
     shown = False
-    for line in follow(log, has_ended):
-        click.echo(line, err=to_stderr)
-        shown = True
+    waits, begun = "", time.monotonic()
+
+    def has_ended() -> bool:
+        nonlocal waits
+        state = read_state(folder)
+        told = f"{state.state} {state.reason}".rstrip()
+        silent = not shown and time.monotonic() - begun > SILENT_S
+        if silent and not state.is_final and state.state != "RUNNING" and told != waits:
+            waits = told
+            show_notices([told])
+        chosen = log.current() if attempt is not None else None
+        return (chosen is not None and chosen.end.exists()) or state.is_final
+
+    try:
+        for line in follow(log, has_ended):
+            click.echo(line, err=to_stderr)
+            shown = True
+    except KeyboardInterrupt:
+        show_notices([f"the run goes on: tp job logs {folder.run_id} -f, or tp job stop {folder.run_id}"])
+        raise
     state = read_state(folder)
     remove_secrets(folder, state)
     if not shown:
