@@ -105,3 +105,27 @@ def test_it_is_over_with_its_trainer(run: Run) -> None:
     os.kill(run.record()["pid"], signal.SIGTERM)
     wait_until(lambda: run.record().get("state") == "ended", "the node has ended")
     assert "does not run on this node" in run.call("shell", str(run.path), "0", "0", "true").stderr
+
+
+def test_a_shell_on_a_terminal_asks_the_runtime_for_one(tmp_path: Path) -> None:
+    """As srun must be asked, by which pyxis starts a container."""
+    with runs_below(tmp_path) as make:
+        run = make("true")
+        scratch = run.scratch()
+        scratch.path.mkdir(parents=True)
+        start = Launch([], {"PATH": "/usr/bin"}, "/", enter=["echo", "--overlap"], terminal="--pty")
+        write_launch(scratch.launch, start)
+        here, there = os.openpty()
+        done = subprocess.run(
+            run.kernel("shell", str(run.path), "0", "0", "ls"),
+            env=run.environment(),
+            stdin=there,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        os.close(here)
+        os.close(there)
+        assert done.stdout == "--pty --overlap ls\n"
+        assert run.call("shell", str(run.path), "0", "0", "ls").stdout == "--overlap ls\n"

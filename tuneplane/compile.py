@@ -20,6 +20,7 @@ from tuneplane.compose import Composed, compose, parse_mount
 from tuneplane.containers import Container as Started
 from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
+from tuneplane.containers import form_faults
 from tuneplane.images import (
     Choice,
     Rules,
@@ -28,10 +29,11 @@ from tuneplane.images import (
     image_faults,
     prepare_image,
 )
-from tuneplane.images.local import Progress
+from tuneplane.images.local import ImageFile, Progress, inspect
 from tuneplane.kernel.errors import Fault, TunePlaneError, UsageError
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
 from tuneplane.lab.marker import Lab
+from tuneplane.node.environment import data_folders
 from tuneplane.profile import Placement, parse_profile, place
 from tuneplane.recipes.adapters import check_operation
 from tuneplane.recipes.adapters.custom import multi_node_notice
@@ -235,10 +237,10 @@ def compile_request(
         slurm=_slurm(cluster, request) if cluster.scheduler == "slurm" else None,
         outputs=[*STANDARD_OUTPUTS, *(Output(o.name, o.path, o.kind, o.step_key) for o in recipe.outputs)],
     )
-    _check_start(found, spec)
+    root = Path(cluster.storage_root).expanduser()
+    _check_start(found, spec, root)
     if found.faults:
         return None, found
-    root = Path(cluster.storage_root).expanduser()
     return Draft(lab, request, composed, spec, capsule, root), found
 
 
@@ -429,7 +431,7 @@ def _slurm(cluster: Cluster, request: Request) -> Slurm:
     )
 
 
-def _check_start(found: Findings, spec: Spec) -> None:
+def _check_start(found: Findings, spec: Spec, root: Path) -> None:
     """What the container runtime could not be told, found before the queue and not after it."""
     container = spec.container
     sample = Started(
@@ -444,4 +446,13 @@ def _check_start(found: Findings, spec: Spec) -> None:
         state_dir=f"{spec.node.scratch}/runtime",
     )
     binds = [Bind(m.source, m.target, m.read_only) for m in container.mounts]
+    if container.runtime != "none":  # what each start mounts besides: the run's folders, the site's data
+        runs = str(root / "runs")
+        targets = {bind.target for bind in binds}
+        folders = dict.fromkeys([runs, *data_folders(spec.node.environment)])
+        binds += [Bind(folder, folder) for folder in folders if folder not in targets]
     found.faults += container_faults(sample, ["bash"], spec.node.environment, binds)
+    image = container.image
+    file = inspect(image.path, None, trusted=True) if image else None
+    if image and isinstance(file, ImageFile):  # one that is fetched later is made for this runtime
+        found.faults += form_faults(container.runtime, file.format, image.path, image.source)
