@@ -61,9 +61,6 @@ def test_a_rendered_run_started_by_hand_is_the_same_run_and_retry_makes_the_next
 @pytest.mark.contract("C42")
 def test_a_second_start_is_refused_while_one_runs_and_is_the_next_attempt_after_it(testbed: Testbed) -> None:
     lab = lab_with(testbed, f'echo "attempt $TUNEPLANE_JOB_ATTEMPT"\n{WAIT_FOR_GO}')
-    # Out of other tests' sight: `tp job ls` of a cancelled run takes its secrets back, and then retry is needed.
-    lab.own_user_config("defaults.yaml", f"cluster:\n  storage_root: {lab.base}/store\n")
-    lab.env["XDG_STATE_HOME"] = str(lab.base / "state")
     run = lab.render("h200-bare:1")
     first = run.sbatch()
     run.wait_for(lambda: "attempt 0" in run.log(), "the first start printed nothing")
@@ -77,6 +74,7 @@ def test_a_second_start_is_refused_while_one_runs_and_is_the_next_attempt_after_
 
     lab.sh(["scancel", first])
     assert testbed.wait_job(first) == "CANCELLED"
+    assert run.wait("CANCELLED")["attempt"] == 0
     third = run.sbatch()
     run.wait_for(lambda: "attempt 1" in run.log(), "the third start printed nothing")
     run.release()

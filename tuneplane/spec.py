@@ -130,6 +130,9 @@ class Image:
     source: str  # who chose it: --image, site default, …
     path: str  # the file that is started
     sha256: str  # of that file
+    digest: str = ""  # sha256:<hex>, to which a registry's name was frozen at submit (C27)
+    size_bytes: Annotated[int, AtLeast(0)] = 0  # of that file
+    modified_s: int = 0  # its last change in seconds since the epoch, by which nodes see that it is the same
 
 
 @dataclass(frozen=True)
