@@ -316,3 +316,22 @@ def test_a_sif_for_enroot_or_pyxis_is_refused(tmp_path: Path, runtime: str) -> N
     done = check(image, "--profile", "x", TUNEPLANE_CONFIG_DIR=str(site), HOME=str(tmp_path))
     assert isinstance(done.exception, UsageError), done.output
     assert f"{runtime} starts squashfs files (.sqsh), and {image} is a SIF" in str(done.exception)
+
+
+def test_a_registrys_image_needs_a_profile_and_is_judged_by_the_sites_rules(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    module(site, "site/default.yaml", "allowed_registries: [registry.example.com]\n")
+    module(
+        site,
+        "cluster/x.yaml",
+        "scheduler: slurm\ndevice: cpu\ngpus_per_node: 1\ncontainer:\n"
+        "  runtime: apptainer\nslurm:\n  gpu_request: none\n",
+    )
+    environ = {"TUNEPLANE_CONFIG_DIR": str(site), "HOME": str(tmp_path)}
+    done = check("registry.example.com/team/trainer:v1", **environ)
+    assert "lies in a registry, and each runtime has files of its own form" in str(done.exception)
+    done = check("other.example.com/team/trainer:v1", "--profile", "x", **environ)
+    assert isinstance(done.exception, UsageError)
+    assert "image registry other.example.com is not in TUNEPLANE_ALLOWED_IMAGE_REGISTRIES" in str(
+        done.exception
+    )

@@ -58,7 +58,8 @@ def image_place(config: Config, user: str, environ: Mapping[str, str], *, here: 
     if site.image_cache is not None:
         _check_reach(Path(site.image_cache), cluster)
     by_job = cluster.scheduler == "slurm" and bool(site.image_job) and not here
-    program = cluster.container.binary or ("enroot" if form == SQSH else cluster.container.runtime)
+    runtime = cluster.container.runtime
+    program = "enroot" if runtime == "pyxis" else cluster.container.binary or runtime  # pyxis' own is srun
     return Place(
         folders=tuple(image_folders(site, cluster)),
         builder=Builder(form, program, default_scratch(site.image_scratch, environ)),

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from tuneplane.cli.completion import complete_profiles
-from tuneplane.cli.context import load_methods
+from tuneplane.cli.context import cache_folder, load_methods
+from tuneplane.cli.progress import image_progress
 from tuneplane.cli.show import show_json, show_notices
 from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 if TYPE_CHECKING:
-    from tuneplane.site import ContainerRuntime
+    from tuneplane.compose import Composed
 
 
 @click.command("check")
@@ -23,20 +24,21 @@ if TYPE_CHECKING:
 @click.option("--method", help="Whose packages it must have; without it, what your own train.sh needs.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def check_command(image: str, profile: str | None, method: str | None, as_json: bool) -> int:
-    """Start the file IMAGE once, on this host, and say what a run would miss in it.
+    """Start IMAGE once, on this host, and say what a run would miss in it.
 
-    Exit code 1 where something would fail.
+    A registry's image is prepared first, as for a run of the profile. Exit code 1 where something would fail.
     """
     from tuneplane.image_check import check_image, runtime_for
-    from tuneplane.images.local import inspect
+    from tuneplane.images.local import inspect, is_local
 
     recipe = load_methods().get(method) if method else None
-    runtime = _runtime(profile) if profile else None
-    file = inspect(image, None, trusted=True, where="IMAGE")
+    composed = _composed(profile) if profile else None
+    path = image if is_local(image) else _prepared(image, composed)
+    file = inspect(path, None, trusted=True, where="IMAGE")
     if isinstance(file, list):
         raise UsageError(*file)
-    chosen = runtime or runtime_for(file.format, os.environ)
-    check = check_image(file.path, file.format, chosen, recipe, os.environ)
+    runtime = composed.config.cluster.container if composed else runtime_for(file.format, os.environ)
+    check = check_image(file.path, file.format, runtime, recipe, os.environ)
     if as_json:
         show_json(
             {
@@ -71,16 +73,35 @@ def _notices(runtime: str, started_by: str, never_run_here: bool) -> list[str]:
     return notices
 
 
-def _runtime(profile: str) -> ContainerRuntime:
-    """The container runtime of a profile, composed as for a submit. Raises UsageError where it has none."""
+def _prepared(image: str, composed: Composed | None) -> str:
+    """The file of a registry's image: made now where there is none."""
+    from tuneplane.images import Choice, image_faults, resolve_image
+    from tuneplane.images.choice import FLAG
+    from tuneplane.kernel.errors import raise_faults
+    from tuneplane.runimage import image_place, image_rules
+    from tuneplane.runs.index import current_user
+
+    if composed is None:
+        what = f"image {image!r} lies in a registry, and each runtime has files of its own form"
+        raise UsageError(Fault(what, "IMAGE", "say --profile, or give a .sif or .sqsh file"))
+    choice = Choice(image, FLAG)
+    rules = image_rules(composed.config.site, os.environ)
+    raise_faults(image_faults(choice, rules))
+    place = image_place(composed.config, current_user(), os.environ)
+    chosen = resolve_image(choice, rules, place, os.environ, cache_folder(), image_progress())
+    show_notices(chosen.notices)
+    return chosen.fetch(image_progress()).path
+
+
+def _composed(profile: str) -> Composed:
+    """A profile as composed for a submit. Raises UsageError where it has no container runtime."""
     from tuneplane.compose import compose
     from tuneplane.lab.marker import marked_folder
     from tuneplane.profile import parse_profile
 
     name = parse_profile(profile).name
     composed = compose(name, lab_root=marked_folder(Path.cwd()), flags={}, environ=dict(os.environ))
-    runtime = composed.config.cluster.container
-    if runtime.runtime == "none":
+    if composed.config.cluster.container.runtime == "none":
         what = f"profile {name} runs without containers, so no image is started"
         raise UsageError(Fault(what, "--profile", "name a profile with a container runtime"))
-    return runtime
+    return composed
