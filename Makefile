@@ -16,7 +16,7 @@ install: .venv/installed
 
 # The main job on this machine: a lab, an experiment, a run, its curve and its artifacts.
 demo: install
-	PATH="$(CURDIR)/$(BIN):$$PATH" docs/first-run/demo.sh local:2
+	PATH="$(CURDIR)/$(BIN):$$PATH" docs/first-run/demo.sh local
 
 # The same on a real Slurm of four hosts with fake GPUs, in a container, on two nodes.
 demo-slurm: testbed

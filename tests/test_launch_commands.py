@@ -369,14 +369,18 @@ def test_gpus_of_a_line_of_squeue(line: str, gpus: int) -> None:
 
 
 @pytest.mark.contract("C45")
-def test_a_users_cap_on_gpus_in_flight_is_refused_with_the_numbers(program: Program) -> None:
-    program("squeue", "print('2  gres:gpu:8  gres/gpu=16')\nprint('1  N/A  gres/gpu=4')")
+def test_a_users_cap_on_gpus_in_flight_is_refused_with_the_numbers(
+    program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = program("squeue", "print('2  gres:gpu:8  gres/gpu=16')\nprint('1  N/A  gres/gpu=4')")
+    monkeypatch.setenv("LOGNAME", "somebody-else")
     check_in_flight(24, 4, "hpc@example.org")
     with pytest.raises(UsageError) as caught:
         check_in_flight(24, 8, "hpc@example.org")
     (fault,) = caught.value.faults
     assert fault.what == "you have 20 GPUs in flight and ask for 8: this site's cap on a user is 24"
     assert fault.remedy == "wait for a run to end, stop one (tp job ls), or ask hpc@example.org"
+    assert all(f"--user={os.getuid()}" in argv for argv, _ in calls_of(calls)), "whoever $LOGNAME says one is"
 
 
 def test_a_cap_that_cannot_be_counted_is_told(program: Program) -> None:

@@ -202,6 +202,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 # The whole way
 
 
+@pytest.mark.contract("C43")
 def test_each_program_is_started_with_what_the_one_before_it_found(start: Start) -> None:
     job = start(
         changed(bare_slurm_job(srun_options=["--mpi=none"]), {"spec.resources.cpus_per_node": 12}), node="0"

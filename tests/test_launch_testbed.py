@@ -83,6 +83,7 @@ def test_sbatch_reads_a_text_back_as_it_was(testbed: Testbed, folder: Path, text
     assert "SHA256SUMS" in testbed.exec(["cat", where / "slurm" / f"{job_id}.out"]).stdout
 
 
+@pytest.mark.contract("C43")
 def test_sbatch_takes_every_directive_of_the_complete_jobspec(testbed: Testbed, folder: Path) -> None:
     """Those that this cluster has a meaning for; the others would be refused for their values."""
     job: JobSpec = changed(

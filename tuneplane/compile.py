@@ -22,7 +22,7 @@ from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
 from tuneplane.images import Choice, ChosenImage, Rules, image_faults, is_local, resolve_image
 from tuneplane.images.progress import Progress, silent
-from tuneplane.kernel.errors import Fault, TunePlaneError, UsageError
+from tuneplane.kernel.errors import Fault, OperationError, TunePlaneError, UsageError
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
 from tuneplane.lab.marker import Lab
 from tuneplane.profile import Placement, parse_profile, place
@@ -127,6 +127,7 @@ class Findings:
     faults: list[Fault] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
     unchecked: list[str] = field(default_factory=list)
+    missing: list[Fault] = field(default_factory=list)  # the same flags, as a submit refuses their absence
     refused: list[TunePlaneError] = field(default_factory=list)  # the machine's own no: exit 1
 
     def attempt(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
@@ -173,6 +174,9 @@ def compile_request(
         capsule = _packed(found, lab, request, None)
         why = "was not given" if request.profile is None else "could not be composed"
         found.unchecked.append(f"the cluster, its caps and the image: --profile {why}")
+        if request.profile is None:
+            remedy = "say NAME[:TOTAL_GPUS], like local or h200:8"
+            found.missing.append(Fault("a submit needs a cluster profile", "--profile", remedy))
         return None, found
     site, cluster = composed.config.site, composed.config.cluster
     capsule = _packed(found, lab, request, site)
@@ -303,6 +307,7 @@ def _check_observability(found: Findings, recipe: Recipe, request: Request) -> N
         remedy = "say --observability-url with the address of your own tracker"
         if request.profile is None and request.observability_url is None:  # validate without flags
             found.unchecked.append("where your metrics go: --observability-url was not given")
+            found.missing.append(Fault(URL_REQUIRED, "--observability-url", remedy))
         else:
             found.faults.append(Fault(URL_REQUIRED, "--observability-url", remedy))
     if recipe.observability == "platform" and request.observability_url is not None:
@@ -381,6 +386,10 @@ def _resolved_image(
 
 def _check_storage(found: Findings, cluster: Cluster) -> None:
     """C31: compute nodes must reach the run folder, and so the ingest folder in it."""
+    if cluster.scheduler == "local" and not os.access(cluster.scratch, os.W_OK | os.X_OK):
+        what = f"scratch folder {cluster.scratch} cannot be written"
+        where = f"profile {cluster.name}, scratch"
+        found.refused.append(OperationError(Fault(what, where, "choose another folder of this machine")))
     root = Path(os.path.realpath(Path(cluster.storage_root).expanduser()))
     if cluster.scheduler != "slurm" or not cluster.shared:
         return

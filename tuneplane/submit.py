@@ -63,13 +63,9 @@ def check(
 ) -> tuple[Draft, Findings]:
     """`examine`, which must find nothing. Raises UsageError or OperationError with all that is wrong."""
     draft, found = examine(lab, catalog, request, environ, cache, progress)
+    found.faults += found.missing
     found.raise_all()
-    if draft is None:
-        raise UsageError(
-            Fault(
-                "a submit needs a cluster profile", "--profile", "say NAME[:TOTAL_GPUS], like local or h200:8"
-            )
-        )
+    assert draft is not None  # nothing was missing and nothing wrong
     return draft, found
 
 

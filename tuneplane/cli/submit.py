@@ -146,8 +146,11 @@ def submit_command(
         notices = found.notices
         if dry_run:
             _, script = submit.preview(draft)
-            show_notices(notices)
-            click.echo(script, nl=False)
+            if as_json:
+                show_json({"script": script, "notices": notices})
+            else:
+                show_notices(notices)
+                click.echo(script, nl=False)
             return Exit.DONE
         done = submit.submit(draft, os.environ, image_progress())
     return _told(done, notices, follow, as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import getpass
+import os
 import re
 
 from tuneplane.kernel.errors import Fault, UsageError
@@ -15,7 +15,7 @@ FORMAT = "numnodes:20,tres-per-node:200,tres-alloc:400"
 def check_in_flight(cap: int, asked: int, contact: str) -> None:
     """Raise UsageError where this user's GPUs and those asked for are more than the cap."""
     # --all: in partitions that are hidden, or closed to the user's group by now, too
-    argv = ["squeue", f"--user={getpass.getuser()}", "--all", "--noheader", "--array", f"--Format={FORMAT}"]
+    argv = ["squeue", f"--user={os.getuid()}", "--all", "--noheader", "--array", f"--Format={FORMAT}"]
     held = gpus_in_flight(run_slurm(argv))
     if held + asked > cap:
         raise UsageError(

@@ -70,7 +70,7 @@ def preamble(job: JobSpec) -> list[str]:
         f"  for name in {' '.join(names)}; do",
         '    [[ ! -v $name ]] || kept+=("$name=${!name}")',
         "  done",
-        f'  exec /usr/bin/env -i "${{kept[@]}}" /bin/bash --noprofile --norc "$0" {CLEAN}',
+        f'  exec /usr/bin/env -i "${{kept[@]}}" /bin/bash "$0" {CLEAN}',
         "fi",
         *_module_lines(modules),
         "",
