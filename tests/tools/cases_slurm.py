@@ -566,7 +566,7 @@ def pending_begin(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("node-drained", "the node it asks for is drained", "down, drained or reserved: n4")
+@waits("node-drained", "the node it asks for is drained", "down, drained or reserved: ")
 def pending_node_drained(b: Bed) -> str:
     b.root("scontrol", "update", "nodename=n4", "state=drain", "reason=fan replaced")
     b.train("echo trained")
