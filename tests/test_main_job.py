@@ -188,5 +188,6 @@ def test_what_lies_under_the_output_folder_outlives_the_job(lab: SlurmLab) -> No
     assert {a["path"] for a in said["artifacts"]} == {"checkpoints/step-1", "eval/report.json"}
     assert ["outside" in skipped for skipped in said["skipped"]] == [True]
     work = Path(run.log().splitlines()[-1])
-    left = lab.bed.node_exec(run.status()["nodes"][0]["host"], ["ls", str(work.parent.parent)]).stdout
-    assert run.run_id not in left
+    host = run.status()["nodes"][0]["host"]
+    assert lab.bed.node_exec(host, ["test", "-e", str(work.parent)], check=False).returncode == 1
+    assert lab.bed.node_exec(host, ["test", "-d", str(work.parent.parent)]).returncode == 0

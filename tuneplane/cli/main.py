@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
 import traceback
 
@@ -24,6 +25,7 @@ COMMANDS = {
     "submit": ("submit", "Run a committed experiment."),
     "export": ("operation", "Export a trained model, where the method declares it."),
     "eval": ("operation", "Evaluate a trained model, where the method declares it."),
+    "image": ("image", "Prepare images of registries for nodes; list and clear them."),
     "job": ("job", "Look at runs and end them."),
     "cluster": ("cluster", "Describe a site's Slurm as a cluster profile, and prove it."),
     "doctor": ("doctor", "Look whether this machine and the cluster have what runs need."),
@@ -62,6 +64,8 @@ def cli(debug: bool) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run `tp` and leave with its exit code: 0 done, 1 failed, 2 wrong use, 3 the job itself failed."""
     given = sys.argv[1:] if arguments is None else arguments
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _leave)
     debug = "--debug" in given or bool(os.environ.get("TUNEPLANE_DEBUG"))
     try:
         code = cli.main(args=given, prog_name="tp", standalone_mode=False)
@@ -89,6 +93,11 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(f"tp: this is a fault of TunePlane: {type(error).__name__}: {error}", err=True)
         click.echo("  → run it again as tp --debug … and report what it prints", err=True)
         sys.exit(Exit.FAILED)
+
+
+def _leave(number: int, frame: object) -> None:
+    """A closed terminal or a TERM ends `tp` as Ctrl-C does: what was begun is taken back first."""
+    raise SystemExit(128 + number)
 
 
 if __name__ == "__main__":

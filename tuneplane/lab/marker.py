@@ -29,7 +29,7 @@ __pycache__/
 .ipynb_checkpoints/
 .DS_Store
 
-# Secrets: tp leaves these out of every capsule even where they are committed.
+# Secrets. tp leaves *.key and secrets.env out of every capsule even where they are committed.
 *.key
 secrets.env
 .env

@@ -125,6 +125,13 @@ def query_queue(job_ids: Sequence[str]) -> Answer:
     return Answer(jobs)
 
 
+def query_folders() -> dict[str, str]:
+    """This user's jobs in the queue by the real path of the folder that each works in. Raises OperationError."""
+    argv = ["squeue", f"--user={os.geteuid()}", "--all", "--noheader", "--array"]
+    jobs = parse_squeue(run_slurm([*argv, f"--format=%i|%T|%N|%r{FOLDER_MARK}%Z"]))
+    return {os.path.realpath(job.folder): job.job_id for job in jobs.values() if job.folder}
+
+
 def query_accounting(job_ids: Sequence[str]) -> Answer:
     """Jobs that sacct knows. Never raises; a site without accounting has an empty answer, not a refusal."""
     jobs: dict[str, SlurmJob] = {}

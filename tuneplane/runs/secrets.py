@@ -10,10 +10,11 @@ from contextlib import suppress
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.runs.state import RunState
 
-ENDED_FOR_GOOD = frozenset(
-    ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL")
-)
-"""Not PREEMPTED and NODE_FAIL, after which Slurm itself may start the job again, nor LOST, which may be wrong."""
+ENDED_FOR_GOOD = frozenset(("COMPLETED", "FAILED", "TIMEOUT", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL"))
+"""Not PREEMPTED and NODE_FAIL, after which Slurm itself may start the job again, nor LOST, which may be wrong.
+Not CANCELLED: whoever cancelled a start by hand may start the same script again (C42); `tp job stop` ends it for
+good and removes them.
+"""
 
 
 def remove_secrets(run: RunFolder, state: RunState) -> None:

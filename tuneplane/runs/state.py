@@ -13,6 +13,7 @@ from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import Submission
 from tuneplane.launch import slurm_commands
 from tuneplane.launch.slurm_commands import Answer, SlurmJob, query_accounting, query_queue
+from tuneplane.runs.adopt import note_unknown_jobs
 from tuneplane.runs.records import NodeState, Records, batch_words, number, read_records, whole
 
 FINAL = slurm_commands.FINAL | {"LOST", "NOT_SUBMITTED"}
@@ -72,6 +73,7 @@ class Verdict:
 def read_states(runs: Iterable[RunFolder]) -> list[RunState]:
     """The states of runs, in their order. Never raises: a folder that cannot be read is told as UNKNOWN."""
     folders = list(runs)
+    note_unknown_jobs(folders)
     records = [read_records(run) for run in folders]
     known = [r for r in records if isinstance(r, Records)]
     ids = sorted({job.job_id for r in known for job in r.starts() if not job.is_local})

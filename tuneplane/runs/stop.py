@@ -15,7 +15,6 @@ from tuneplane.launch import slurm_commands
 from tuneplane.launch.slurm_commands import query_queue, run_slurm
 from tuneplane.runs.folder import check_own
 from tuneplane.runs.records import stopped_jobs
-from tuneplane.runs.secrets import remove_secrets
 from tuneplane.runs.state import RunState, read_state
 
 AGENT_S = 20.0
@@ -33,8 +32,11 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
     """
     check_own(run)
     before = read_state(run)
+    if before.is_final:
+        run.secrets.unlink(missing_ok=True)
+        for job in read_submissions(run)[-1:]:
+            _stop_local(run, job)
     if before.is_final or before.state == "PREPARED":
-        remove_secrets(run, before)
         return before
     deadline = time.monotonic() + wait_s
     jobs = read_submissions(run)
@@ -53,7 +55,8 @@ def stop_run(run: RunFolder, wait_s: float = 120.0) -> RunState:
         _note(run, noted)  # it was not stopped
         raise
     state = read_state(run)
-    remove_secrets(run, state)
+    if state.is_final:
+        run.secrets.unlink(missing_ok=True)
     return state
 
 
@@ -84,7 +87,7 @@ def _active(run: RunFolder, job_ids: list[str]) -> list[str]:
 
 def _stop_local(run: RunFolder, job: Submission) -> None:
     if not job.is_alive_here():
-        return
+        return _end_leftovers(run, job)
     with suppress(ProcessLookupError):
         os.kill(job.pid, signal.SIGTERM)
     deadline = time.monotonic() + _grace_s(run) + AGENT_S
@@ -96,12 +99,17 @@ def _stop_local(run: RunFolder, job: Submission) -> None:
 
 def _kill_local(run: RunFolder, job: Submission) -> None:
     """The agent does not answer: end it, then whatever it had started."""
-    from tuneplane.node.leftovers import end_leftovers
-
     with suppress(ProcessLookupError):
         os.kill(job.pid, signal.SIGKILL)
+    _end_leftovers(run, job)
+
+
+def _end_leftovers(run: RunFolder, job: Submission) -> None:
+    """End what a local run's agent had started, once that is gone itself: killed, it takes nobody along."""
+    from tuneplane.node.leftovers import end_leftovers
+
     attempts = run.attempts()
-    if attempts:
+    if job.is_here and attempts:
         end_leftovers(run.run_id, attempts[-1].number + 1)
 
 
