@@ -62,6 +62,7 @@ class Log:
 
     searched_bytes: how much of it was looked at; less than its size in a log that is too large.
     head, tail: its first and last lines, cut. age_s: since it was last written to.
+    image: what the agent said of the image after a command that failed at once.
     """
 
     node: int | None
@@ -71,6 +72,7 @@ class Log:
     age_s: float
     head: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
+    image: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     traces: tuple[Trace, ...] = ()
     failures: tuple[RankFailure, ...] = ()
