@@ -251,6 +251,14 @@ def stopped(b: Bed) -> str:
     return run
 
 
+@case("slurm-suspended", "suspended", "an administrator suspends it")
+def suspended(b: Bed) -> str:
+    b.train("echo step 1\nsleep 300")
+    run = b.wait(b.submit(), "RUNNING", log="step 1")
+    b.root("scontrol", "suspend", b.job_id(run))
+    return b.wait(run, "SUSPENDED")
+
+
 @case("slurm-agent-killed", "agent-gone", "the agent of one node is killed")
 def agent_killed(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
@@ -590,6 +598,15 @@ def pending_held_admin(b: Bed) -> str:
     run = b.submit(BARE)
     b.root("scontrol", "hold", b.job_id(run))
     return b.wait(run, "PENDING")
+
+
+@waits("requeued-held", "requeued by hand, into a hold", "and is held")
+def pending_requeued_held(b: Bed) -> str:
+    b.train("echo step 1\nsleep 300")
+    run = b.wait(b.submit(), "RUNNING", log="step 1")
+    b.root("scontrol", "requeuehold", b.job_id(run))
+    time.sleep(4)
+    return run
 
 
 @waits("begin", "it asked to begin in an hour", "not to begin before")

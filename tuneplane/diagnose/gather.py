@@ -102,7 +102,7 @@ class _Gathering:
             stopped=tuple(sorted(stopped_jobs(run))),
             submitted_at=state.submitted_at,
             earlier_ends=tuple(_ending(attempt) for attempt in self.attempts[:-1][-5:]),
-            slurm=self._slurm(),
+            slurm=self._try("Slurm", self._slurm, Slurm()),
             points=points,
             written=self._code(),
             outputs=self._try("out", lambda: read_outputs(run.out), Outputs()),
