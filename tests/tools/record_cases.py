@@ -109,6 +109,7 @@ class Place:
             path = self.base / "site" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if text:
+                text = text.replace("@TORCHBIN@", str(Path(self.torch).parent))
                 path.write_text(text.replace("@BASE@", str(self.base)))
 
     def write(self, name: str, files: dict[str, str]) -> None:

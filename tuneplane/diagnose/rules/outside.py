@@ -153,7 +153,7 @@ def suspended(evidence: Evidence) -> Finding | None:
     return Finding(
         "suspended",
         "Slurm has suspended it: its processes stand still, and keep their nodes and memory",
-        "an administrator did it, or jobs take turns on these nodes (gang scheduling); it goes on by itself, or with"
+        "an administrator did it, or jobs take turns on these nodes (gang scheduling); it goes on by itself, or by"
         f" scontrol resume {evidence.job_id}",
         evidence=(f"squeue: {evidence.state} {evidence.slurm.reason}".rstrip(),),
     )
