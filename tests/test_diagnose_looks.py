@@ -16,10 +16,10 @@ from tuneplane.capsule import build_capsule
 from tuneplane.diagnose import probe
 from tuneplane.diagnose.committed import read_code
 from tuneplane.diagnose.evidence import Node
-from tuneplane.diagnose.gather import silence_s
 from tuneplane.diagnose.interpreters import read_interpreters
 from tuneplane.diagnose.look import MOST_ENTRIES, read_outputs, read_points, read_space
 from tuneplane.diagnose.processes import parse_processes, read_processes
+from tuneplane.diagnose.silence import silence_s
 from tuneplane.diagnose.slurmwords import parse_fields, parse_steps
 
 JOB = (

@@ -31,6 +31,7 @@ from tuneplane.diagnose.interpreters import read_interpreters
 from tuneplane.diagnose.logs import SEARCH_S, read_log
 from tuneplane.diagnose.look import read_outputs, read_points, read_space
 from tuneplane.diagnose.processes import read_processes
+from tuneplane.diagnose.silence import QUIET_S, silence_s
 from tuneplane.diagnose.slurmwords import read_slurm
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
@@ -39,9 +40,6 @@ from tuneplane.runs.records import number as real
 from tuneplane.runs.records import read_hosts, stopped_jobs, whole
 from tuneplane.runs.state import WAITING, read_state
 from tuneplane.spec import JobSpec, read
-
-QUIET_S = 120.0
-"""A run whose command prints and reports nothing for so long is looked at on its node."""
 
 T = TypeVar("T")
 
@@ -233,14 +231,6 @@ def _changed_at(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def silence_s(now: float, nodes: tuple[Node, ...], logs: tuple[Log, ...], points: Points) -> float:
-    """Seconds since a running command last printed or reported anything, or was started."""
-    ages = [log.age_s for log in logs]
-    ages += [points.newest_age_s] if points.newest_age_s is not None else []
-    ages += [max(0.0, now - n.command_started_at) for n in nodes if n.command_started_at is not None]
-    return min(ages, default=0.0)
 
 
 def _nodes(attempt: AttemptFolder, now: float) -> tuple[Node, ...]:

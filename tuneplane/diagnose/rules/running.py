@@ -6,8 +6,8 @@ import re
 
 from tuneplane.diagnose.evidence import Evidence, Process
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.gather import QUIET_S, silence_s
 from tuneplane.diagnose.rules.told import last_lines, seconds
+from tuneplane.diagnose.silence import QUIET_S, silence_s
 
 BUSY_PERCENT = 20.0
 """Of one CPU: a process that computes, or polls a GPU, uses more; one that waits uses less."""
