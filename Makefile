@@ -4,7 +4,7 @@ PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo pyth
 BIN := .venv/bin
 TESTBED := slurm/testbed/testbed
 
-.PHONY: demo demo-slurm test test-fast lint contract bench testbed testbed-down install
+.PHONY: demo demo-slurm test test-fast lint contract bench testbed testbed-down install images wheel
 
 install: .venv/installed
 
@@ -31,6 +31,15 @@ testbed: install
 
 testbed-down:
 	$(TESTBED) down
+
+# The images of tests and demo, without a registry. containers/README.md has the others.
+images: install
+	$(TESTBED) image
+
+# What trainer images install.
+wheel: install
+	rm -rf dist
+	$(BIN)/python -m build --wheel --outdir dist
 
 lint: install
 	$(BIN)/ruff check .

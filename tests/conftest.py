@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,10 @@ import pytest
 from filelock import FileLock
 from testbed_client import WEIRD_NAME, Testbed, unusable_because
 
+FAKES = Path(__file__).parent / "fakes"
 LOCKS = Path(tempfile.gettempdir())
+STATE = os.environ.get("TUNEPLANE_TESTBED_DIR", "").replace("/", "-")
+"""In the locks' names, so that tests of one testbed do not wait for those of another."""
 
 
 @pytest.fixture
@@ -22,6 +27,17 @@ def weird_dir(tmp_path: Path) -> Path:
     folder = tmp_path / WEIRD_NAME
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def boxes() -> None:
+    """The fake container runtimes of tests/fakes can run here."""
+    done = subprocess.run([sys.executable, FAKES / "box.py"], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        reason = f"no mount namespaces here: {done.stderr.strip()}"
+        if os.environ.get("CI"):
+            pytest.fail(f"{reason}, and this is a CI run: it must not be skipped")
+        pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +53,7 @@ def testbed() -> Iterator[Testbed]:
             pytest.fail(f"{reason}, and this is a CI run: it must not be skipped")
         pytest.skip(reason)
     cluster = Testbed()
-    with (LOCKS / "tuneplane-testbed-sessions.lock").open("w") as sessions:
+    with (LOCKS / f"tuneplane-testbed-sessions{STATE}.lock").open("w") as sessions:
         fcntl.flock(sessions, fcntl.LOCK_SH)
         with FileLock(LOCKS / "tuneplane-testbed-start.lock"):
             cluster.start()
@@ -52,7 +68,7 @@ def testbed() -> Iterator[Testbed]:
 
 def hold(mode: int) -> IO[str]:
     """Take the lock by which tests of several workers share the testbed (LOCK_SH) or have it alone (LOCK_EX)."""
-    handle = (LOCKS / "tuneplane-testbed-tests.lock").open("w")
+    handle = (LOCKS / f"tuneplane-testbed-tests{STATE}.lock").open("w")
     fcntl.flock(handle, mode)
     return handle
 

@@ -5,24 +5,40 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuneplane.containers import RUNTIMES, Container, Launch, Mount, faults, launch, serves_image
-from tuneplane.kernel.errors import UsageError
+from tuneplane.containers import (
+    RUNTIMES,
+    SIF,
+    SQUASHFS,
+    Container,
+    Launch,
+    Mount,
+    faults,
+    form_faults,
+    image_form,
+    launch,
+    serves_image,
+)
+from tuneplane.kernel.errors import OperationError, UsageError
 
 FULL = Container(
     runtime="apptainer",
     image="/images/trainer.sif",
-    options=("--rocm",),
+    options=("--site",),
     gpus=True,
     workdir="/scratch/a/work",
     tmp_dir="/scratch/a/tmp",
     home_dir="/scratch/a/home",
+    state_dir="/scratch/a/runtime",
+    log="/shared/runs/alice/x/attempts/0/node-0.log",
 )
+BARE = Container(runtime="apptainer", image="/x.sif", state_dir="/s")
 TRAIN = ["bash", "/scratch/a/work/experiments/x/train.sh"]
 ENV = {
     "PATH": "/usr/bin",
@@ -31,70 +47,212 @@ ENV = {
     "HF_TOKEN": "s3cret",
     "EMPTY": "",
 }
+MOUNTS = [
+    Mount("/scratch/a/work", "/scratch/a/work", read_only=True),
+    Mount("/shared/runs/alice/x/out", "/shared/runs/alice/x/out"),
+    Mount("/data/imagenet", "/data"),
+]
 HOST = {
-    "PATH": "/opt/apptainer/bin:/usr/bin",
+    "PATH": "/opt/bin:/usr/bin",
+    "HOME": "/home/alice",
+    "USER": "alice",
+    "LOGNAME": "alice",
+    "TMPDIR": "/scratch/a/tmp",
     "APPTAINER_BIND": "/etc",
+    "ENROOT_MOUNT_HOME": "y",
+    "PYXIS_CONTAINER_MOUNTS": "/etc",
     "http_proxy": "http://p",
     "LANG": "de",
+    "SLURM_CONF": "/etc/slurm/slurm.conf",
+    "SLURM_JOB_ID": "4242",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_CPUS_ON_NODE": "64",
+    "SLURM_GPUS_PER_NODE": "h200:8",
+    "SLURMD_NODENAME": "n4",
 }
+"""The agent's own environment on the last of four nodes."""
+
+SCRIPT = "/scratch/a/runtime/start.sh"
+TRAINER = ["bash", "/scratch/a/work/experiments/x/train.sh"]
+
+FULL_APPTAINER = [
+    *["apptainer", "--quiet", "exec", "--cleanenv", "--no-eval", "--no-mount", "home,tmp,cwd,hostfs"],
+    *["--home", "/scratch/a/home", "--pwd", "/scratch/a/work", "--nv"],
+    *["--mount", "type=bind,source=/scratch/a/tmp,destination=/tmp"],
+    *["--mount", "type=bind,source=/data/imagenet,destination=/data"],
+    *["--mount", "type=bind,source=/scratch/a/tmp,destination=/var/tmp"],
+    *["--mount", "type=bind,source=/scratch/a/home,destination=/scratch/a/home"],
+    *["--mount", "type=bind,source=/scratch/a/work,destination=/scratch/a/work,ro"],
+    *["--mount", f"type=bind,source={SCRIPT},destination={SCRIPT},ro"],
+    *["--mount", "type=bind,source=/shared/runs/alice/x/out,destination=/shared/runs/alice/x/out"],
+    *["--site", "/images/trainer.sif", "/bin/sh", SCRIPT, "run", *TRAINER],
+]
+FULL_ENROOT = [
+    *["enroot", "start"],
+    *["--mount", "/scratch/a/tmp:/tmp:none:x-create=auto,rbind"],
+    *["--mount", "/data/imagenet:/data:none:x-create=auto,rbind"],
+    *["--mount", "/scratch/a/tmp:/var/tmp:none:x-create=auto,rbind"],
+    *["--mount", "/scratch/a/home:/scratch/a/home:none:x-create=auto,rbind"],
+    *["--mount", "/scratch/a/work:/scratch/a/work:none:x-create=auto,rbind,ro"],
+    *["--mount", "/shared/runs/alice/x/out:/shared/runs/alice/x/out:none:x-create=auto,rbind"],
+    *["--site", "--rc", SCRIPT, "/images/trainer.sqsh", "run", *TRAINER],
+]
+FULL_PYXIS = [
+    *["srun", "--jobid=4242", "--nodes=1", "--ntasks=1", "--nodelist=n4", "--cpus-per-task=64", "--overlap"],
+    *["--mem=0", "--mpi=none"],
+    "--export=HOME,USER,LOGNAME,TERM,NVIDIA_VISIBLE_DEVICES,NVIDIA_DRIVER_CAPABILITIES,"
+    "ENROOT_LOGIN_SHELL,ENROOT_CONFIG_PATH",
+    *["--no-container-mount-home", "--no-container-remap-root", "--no-container-entrypoint"],
+    *["--container-readonly", "--container-image=/images/trainer.sqsh"],
+    "--container-mounts="
+    "/scratch/a/tmp:/tmp,"
+    "/data/imagenet:/data,"
+    "/scratch/a/tmp:/var/tmp,"
+    "/scratch/a/home:/scratch/a/home,"
+    "/scratch/a/work:/scratch/a/work:ro,"
+    f"{SCRIPT}:{SCRIPT}:ro,"
+    "/shared/runs/alice/x/out:/shared/runs/alice/x/out,"
+    "/shared/runs/alice/x/attempts/0/node-0.log:/shared/runs/alice/x/attempts/0/node-0.log",
+    *["--site", "/bin/sh", SCRIPT, "run", *TRAINER],
+]
+
+ENROOT_FOLDERS = {
+    f"ENROOT_{name.upper()}_PATH": f"/scratch/a/runtime/enroot/{name}"
+    for name in ("runtime", "cache", "data", "temp", "config")
+}
+ENROOT_SETTINGS = {
+    "ENROOT_LOGIN_SHELL": "no",
+    "ENROOT_MOUNT_HOME": "no",
+    "ENROOT_REMAP_ROOT": "no",
+    "ENROOT_ROOTFS_WRITABLE": "no",
+}
+USER = {"HOME": "/home/alice", "USER": "alice", "LOGNAME": "alice"}
+GPUS = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+PATHS = {"PATH": "/opt/bin:/usr/bin", "TMPDIR": "/scratch/a/tmp"}
 
 
-def test_apptainer_is_told_everything_and_no_value_of_the_environment_in_its_arguments():
-    mounts = [
-        Mount("/scratch/a/work", "/scratch/a/work", read_only=True),
-        Mount("/shared/runs/alice/x/out", "/shared/runs/alice/x/out"),
-        Mount("/data/imagenet", "/data"),
-    ]
-    started = launch(FULL, TRAIN, ENV, mounts, HOST)
-    assert started.argv == [
-        "apptainer",
-        "--quiet",
-        "exec",
-        "--cleanenv",
-        "--no-eval",
-        "--no-mount",
-        "home,tmp,cwd,hostfs",
-        "--home",
-        "/scratch/a/home",
-        "--pwd",
-        "/scratch/a/work",
-        "--nv",
-        "--mount",
-        "type=bind,source=/scratch/a/tmp,destination=/tmp",
-        "--mount",
-        "type=bind,source=/data/imagenet,destination=/data",
-        "--mount",
-        "type=bind,source=/scratch/a/tmp,destination=/var/tmp",
-        "--mount",
-        "type=bind,source=/scratch/a/home,destination=/scratch/a/home",
-        "--mount",
-        "type=bind,source=/scratch/a/work,destination=/scratch/a/work,ro",
-        "--mount",
-        "type=bind,source=/shared/runs/alice/x/out,destination=/shared/runs/alice/x/out",
-        "--rocm",
-        "/images/trainer.sif",
-        "env",
-        "HOME=/scratch/a/home",
-        "bash",
-        "/scratch/a/work/experiments/x/train.sh",
-    ]
-    assert started.environ == {
-        "PATH": "/opt/apptainer/bin:/usr/bin",
-        "APPTAINERENV_HF_TOKEN": "s3cret",
-        "APPTAINERENV_EMPTY": "",
-        "APPTAINERENV_TMPDIR": "/tmp",
-    }
+@pytest.mark.parametrize(
+    ("runtime", "image", "argv", "environ"),
+    [
+        (
+            "apptainer",
+            "/images/trainer.sif",
+            FULL_APPTAINER,
+            {**PATHS, "HOME": "/home/alice", "APPTAINERENV_HF_TOKEN": "s3cret", "APPTAINERENV_EMPTY": ""},
+        ),
+        (
+            "singularity",
+            "/images/trainer.sif",
+            ["singularity", *FULL_APPTAINER[1:]],
+            {**PATHS, "HOME": "/home/alice", "SINGULARITYENV_HF_TOKEN": "s3cret", "SINGULARITYENV_EMPTY": ""},
+        ),
+        (
+            "enroot",
+            "/images/trainer.sqsh",
+            FULL_ENROOT,
+            {**PATHS, **USER, **GPUS, **ENROOT_SETTINGS, **ENROOT_FOLDERS},
+        ),
+        (
+            "pyxis",
+            "/images/trainer.sqsh",
+            FULL_PYXIS,
+            {
+                **{"PATH": PATHS["PATH"], "SLURM_CONF": "/etc/slurm/slurm.conf", **USER, **GPUS},
+                **{name: ENROOT_FOLDERS[name] for name in ("ENROOT_CONFIG_PATH",)},
+                "ENROOT_LOGIN_SHELL": "no",
+            },
+        ),
+    ],
+)
+def test_a_runtime_is_told_everything_and_no_value_of_the_environment_in_its_arguments(
+    runtime, image, argv, environ
+):
+    """On the last of four nodes, with GPUs."""
+    started = launch(replace(FULL, runtime=runtime, image=image), TRAIN, ENV, MOUNTS, HOST)
+    assert started.argv == argv
+    assert started.environ == environ
     assert started.cwd == "/"
+    assert started.enter == [*argv[: -len(TRAIN) - 1], "enter"]
+    assert list(started.files) == [SCRIPT]
     assert "s3cret" not in repr(started)
+    assert started.leader == (["/bin/sh", SCRIPT, "run"] if runtime == "pyxis" else [])
+    assert started.terminal == ("--pty" if runtime == "pyxis" else "")
 
 
-def test_apptainer_is_told_no_more_than_was_asked():
-    started = launch(Container(runtime="apptainer", image="/x.sif"), ["true"], {})
-    assert started.argv == [
-        *["apptainer", "--quiet", "exec", "--cleanenv", "--no-eval", "--no-mount", "home,tmp,cwd,hostfs"],
-        *["--pwd", "/", "/x.sif", "true"],
-    ]
-    assert started.environ == {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+ONE_NODE = {"PATH": "/usr/bin", "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_CPUS_ON_NODE": "2"}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "argv", "environ"),
+    [
+        (
+            "apptainer",
+            "/x.sif",
+            [
+                *["apptainer", "--quiet", "exec", "--cleanenv", "--no-eval"],
+                *["--no-mount", "home,tmp,cwd,hostfs", "--pwd", "/"],
+                *["--mount", "type=bind,source=/s/start.sh,destination=/s/start.sh,ro"],
+                *["/x.sif", "/bin/sh", "/s/start.sh", "run", "true"],
+            ],
+            {"PATH": "/usr/bin"},
+        ),
+        (
+            "enroot",
+            "/x.sqsh",
+            ["enroot", "start", "--rc", "/s/start.sh", "/x.sqsh", "run", "true"],
+            {
+                "PATH": "/usr/bin",
+                "NVIDIA_VISIBLE_DEVICES": "void",
+                **ENROOT_SETTINGS,
+                **{name: path.replace("/scratch/a/runtime", "/s") for name, path in ENROOT_FOLDERS.items()},
+            },
+        ),
+        (
+            "pyxis",
+            "/x.sqsh",
+            [
+                *["srun", "--jobid=7", "--nodes=1", "--ntasks=1", "--nodelist=n1", "--cpus-per-task=2"],
+                *["--overlap", "--mem=0", "--mpi=none"],
+                "--export=TERM,NVIDIA_VISIBLE_DEVICES,ENROOT_LOGIN_SHELL,ENROOT_CONFIG_PATH",
+                *["--no-container-mount-home", "--no-container-remap-root", "--no-container-entrypoint"],
+                *["--container-readonly", "--container-image=/x.sqsh"],
+                "--container-mounts=/s/start.sh:/s/start.sh:ro",
+                *["/bin/sh", "/s/start.sh", "run", "true"],
+            ],
+            {
+                "PATH": "/usr/bin",
+                "NVIDIA_VISIBLE_DEVICES": "void",
+                "ENROOT_LOGIN_SHELL": "no",
+                "ENROOT_CONFIG_PATH": "/s/enroot/config",
+            },
+        ),
+        ("none", "", ["true"], {}),
+    ],
+)
+def test_a_runtime_is_told_no_more_than_was_asked(runtime, image, argv, environ):
+    """On one node, without GPUs: where an image asks for some itself, it gets none."""
+    started = launch(replace(BARE, runtime=runtime, image=image), ["true"], {}, (), ONE_NODE)
+    assert (started.argv, started.environ) == (argv, environ)
+
+
+def test_a_runtime_without_any_path_gets_the_usual_one():
+    for runtime in ("apptainer", "enroot", "pyxis"):
+        started = launch(replace(BARE, runtime=runtime), ["true"], {}, (), {"SLURM_JOB_ID": "7"})
+        assert started.environ["PATH"] == "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def test_what_the_site_says_of_devices_reaches_enroots_hooks_and_the_trainer():
+    env = {"NVIDIA_VISIBLE_DEVICES": "void", "MELLANOX_VISIBLE_DEVICES": "all", "NVIDIA_X": "1"}
+    for runtime in ("enroot", "pyxis"):
+        started = launch(replace(FULL, runtime=runtime, image="/x.sqsh"), TRAIN, env, (), HOST)
+        assert {name: started.environ[name] for name in env} == env
+        assert "export MELLANOX_VISIBLE_DEVICES=all\n" in started.files[SCRIPT]
+
+
+def test_pyxis_outside_of_a_slurm_job_is_told():
+    with pytest.raises(OperationError, match="in Slurm jobs alone"):
+        launch(replace(BARE, runtime="pyxis"), ["true"], {})
 
 
 @pytest.mark.parametrize(
@@ -109,7 +267,7 @@ def test_apptainer_is_told_no_more_than_was_asked():
     ],
 )
 def test_singularity_gets_the_environment_under_the_name_that_it_reads(runtime, binary, program, prefix):
-    started = launch(Container(runtime=runtime, image="/x.sif", binary=binary), ["true"], {"A": "1"})
+    started = launch(replace(BARE, runtime=runtime, binary=binary), ["true"], {"A": "1"})
     assert started.argv[0] == program
     assert started.environ[prefix + "A"] == "1"
 
@@ -142,7 +300,9 @@ def test_building_the_same_start_twice_gives_the_same_and_changes_nothing_given(
 
 def test_an_unknown_runtime_is_named_with_those_there_are():
     (fault,) = faults(Container(runtime="docker"), ["true"], {})
-    assert fault.what == "container runtime 'docker' is not one of apptainer, singularity, none"
+    assert (
+        fault.what == "container runtime 'docker' is not one of apptainer, singularity, enroot, pyxis, none"
+    )
 
 
 def mount_options(started: Launch) -> list[str]:
@@ -155,12 +315,11 @@ def mount_options(started: Launch) -> list[str]:
     )
 )
 def test_whatever_a_mount_is_called_its_option_reads_back_as_csv(path):
-    container = Container(runtime="apptainer", image="/x.sif")
     mount = Mount(path, path + "/target", read_only=True)
-    if faults(container, ["true"], {}, [mount]):
+    if faults(BARE, ["true"], {}, [mount]):
         assert ".." in path.split("/")
         return
-    (option,) = mount_options(launch(container, ["true"], {}, [mount]))
+    (option,) = [o for o in mount_options(launch(BARE, ["true"], {}, [mount])) if "/s/start.sh" not in o]
     (fields,) = (
         csv.reader([option], strict=True) if "\n" not in option else csv.reader(option.splitlines(True))
     )
@@ -212,8 +371,9 @@ def test_the_same_mount_asked_for_twice_is_mounted_once():
         ("A\n", "1", "is no name"),
         ("A;id", "1", "is no name"),
         ("Ä", "1", "is no name"),
-        ("UID", "1", "UID is Apptainer's own"),
-        ("EUID", "1", "EUID is Apptainer's own"),
+        ("UID", "1", "UID is a shell's own"),
+        ("IFS", "1", "IFS is a shell's own"),
+        ("GID", "1", "GID is Apptainer's own"),
         ("PREPEND_PATH", "/x", "PREPEND_PATH is Apptainer's own"),
         ("APPTAINER_BIND", "/x", "APPTAINER_BIND is Apptainer's own"),
         ("SINGULARITYENV_X", "/x", "SINGULARITYENV_X is Apptainer's own"),
@@ -239,6 +399,7 @@ def test_a_variable_that_would_not_arrive_as_it_is_is_refused_without_showing_it
         ({"home_dir": "/a:b"}, "would split it at the colon"),
         ({"home_dir": "home"}, "is not an absolute path"),
         ({"tmp_dir": "tmp"}, "is not an absolute path"),
+        ({"state_dir": ""}, "folder of the runtime '' is not an absolute path"),
     ],
 )
 def test_a_folder_or_image_that_cannot_be_said_is_refused(changed, words):
@@ -247,22 +408,70 @@ def test_a_folder_or_image_that_cannot_be_said_is_refused(changed, words):
         launch(container, TRAIN, {})
 
 
-@pytest.mark.parametrize("runtime", ["apptainer", "none"])
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("argv", [[], [""], ["a\0b"]])
 def test_a_command_that_is_none_is_refused(runtime, argv):
     with pytest.raises(UsageError):
-        launch(Container(runtime=runtime, image="/x.sif"), argv, {})
+        launch(replace(BARE, runtime=runtime), argv, {}, (), ONE_NODE)
 
 
-def test_a_command_that_env_would_take_for_a_variable_is_refused():
-    with pytest.raises(UsageError, match="env would take it for a variable"):
-        launch(FULL, ["a=b"], {})
+UNSAYABLE = ["/a b", "/a\tb", "/a\nb", "/a:b", "/a,b", "/a'b", '/a"b', "/a\\b", "/a$b", "/a`b", "/a\x01b"]
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "pyxis"])
+@pytest.mark.parametrize("path", UNSAYABLE)
+def test_enroot_and_pyxis_refuse_a_mount_that_they_would_read_as_another(runtime, path):
+    """Blanks, colons and commas separate the fields; a shell reads the rest."""
+    container = replace(FULL, runtime=runtime, image="/x.sqsh")
+    for mount in (Mount(path, "/data"), Mount("/data", path)):
+        (fault,) = faults(container, TRAIN, {}, [mount])
+        assert fault.what.startswith(f"{runtime} cannot mount {path!r}: white space, quotes and any of")
+        assert fault.remedy == "rename it, or use a profile with another container runtime"
+    assert faults(FULL, TRAIN, {}, [Mount(path, "/data")]) == [], "Apptainer can be told it"
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "pyxis"])
+@pytest.mark.parametrize("path", UNSAYABLE)
+@pytest.mark.parametrize("field", ["image", "state_dir"])
+def test_enroot_and_pyxis_refuse_an_image_or_a_scratch_folder_of_such_a_name(runtime, path, field):
+    container = replace(FULL, runtime=runtime, image="/x.sqsh")
+    found = faults(replace(container, **{field: path}), TRAIN, {})
+    assert f"{runtime} cannot be given the path {path!r}" in str(found[0])
+
+
+@pytest.mark.parametrize("runtime", ["enroot", "pyxis"])
+def test_enroot_and_pyxis_take_any_value_of_the_environment(runtime):
+    """It passes by a file that a shell reads."""
+    env = {"A": "a\nB=1\n", "B": "'x' \"y\"", "C": "\udcff", "D": "$(id) `id` \\", "E": ""}
+    script = launch(replace(FULL, runtime=runtime, image="/x.sqsh"), TRAIN, env, (), HOST).files[SCRIPT]
+    assert "export D='$(id) `id` \\'\n" in script
+
+
+@pytest.mark.parametrize(
+    ("runtime", "form", "refused"),
+    [
+        *[(runtime, form, False) for runtime in ("apptainer", "singularity") for form in (SIF, SQUASHFS)],
+        *[(runtime, SQUASHFS, False) for runtime in ("enroot", "pyxis")],
+        *[(runtime, SIF, True) for runtime in ("enroot", "pyxis")],
+    ],
+)
+def test_each_runtime_starts_images_of_its_own_form(runtime, form, refused):
+    found = form_faults(runtime, form, "/images/x.sif", "--image")
+    assert [fault.what for fault in found] == (
+        [f"{runtime} starts squashfs files (.sqsh), and /images/x.sif is a SIF"] if refused else []
+    )
+
+
+def test_an_image_is_built_in_the_form_that_every_version_of_its_runtime_starts():
+    built = {runtime: image_form(runtime) for runtime in RUNTIMES}
+    squashfs = {"enroot": SQUASHFS, "pyxis": SQUASHFS}
+    assert built == {"apptainer": SIF, "singularity": SIF, **squashfs, "none": ""}
 
 
 def test_all_faults_are_told_at_once():
     with pytest.raises(UsageError) as error:
         launch(Container(runtime="apptainer"), [], {"A-B": "", "UID": ""}, [Mount("x", "/")])
-    assert len(error.value.faults) == 6
+    assert len(error.value.faults) == 7
 
 
 def test_the_processes_that_serve_an_image_are_known_and_a_trainer_is_none_of_them():
@@ -272,7 +481,7 @@ def test_the_processes_that_serve_an_image_are_known_and_a_trainer_is_none_of_th
 
 def test_every_runtime_can_be_told_the_simplest_start():
     for runtime in RUNTIMES:
-        assert launch(Container(runtime=runtime, image="/x.sif"), ["true"], {}).argv[-1] == "true"
+        assert launch(replace(BARE, runtime=runtime), ["true"], {}, (), ONE_NODE).argv[-1] == "true"
 
 
 def test_it_needs_nothing_but_the_standard_library():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from pathlib import Path
 
 import pytest
 
-from tuneplane.images import Choice, Rules, choose_image, image_faults, prepare_image
+from tuneplane.images import Choice, Rules, choose_image, image_faults, resolve_image
+from tuneplane.images.place import Builder, Place
 from tuneplane.kernel.errors import UsageError
 
 EVERYTHING = {
@@ -17,6 +19,10 @@ EVERYTHING = {
     "pin": "registry.example.com/pin:v1",
 }
 NOTHING = {"flag": None, "site_defaults": {}, "runtime_id": None, "runtime_images": {}, "pin": None}
+
+
+NOWHERE = Place((), Builder("sif", "apptainer", Path("/nonexistent")), "amd64", "alice")
+"""Local files need no place to be prepared in."""
 
 
 def choose(method: str = "pytorch/image-classification", **changed) -> Choice:
@@ -58,18 +64,21 @@ def sif(path):
 
 def test_a_local_image_is_prepared_with_its_digest(tmp_path):
     image = sif(tmp_path / "trainer.sif")
-    found = prepare_image(Choice(str(image), "--image"), Rules(), tmp_path / "cache")
+    found = resolve_image(Choice(str(image), "--image"), Rules(), NOWHERE, {}, tmp_path / "cache").fetch()
     assert found.reference == str(image)
     assert found.source == "--image"
     assert found.path == str(image)
     assert found.sha256 == hashlib.sha256(image.read_bytes()).hexdigest()
+    assert (found.size_bytes, found.modified_s) == (image.stat().st_size, int(image.stat().st_mtime))
+    assert found.digest == "", "a local file was frozen to no registry's digest"
 
 
 def test_a_path_on_the_command_line_is_relative_to_the_working_folder(tmp_path, monkeypatch):
     image = sif(tmp_path / "trainer.sif")
     monkeypatch.chdir(tmp_path)
     for text in ("trainer.sif", "./trainer.sif", f"../{tmp_path.name}/trainer.sif"):
-        assert prepare_image(Choice(text, "--image"), Rules(), tmp_path / "cache").path == str(image)
+        chosen = resolve_image(Choice(text, "--image"), Rules(), NOWHERE, {}, tmp_path / "cache")
+        assert chosen.image.path == str(image)
 
 
 @pytest.mark.parametrize("source", ["site default", "runtime registry", "catalog pin"])
@@ -99,18 +108,7 @@ def test_with_an_empty_list_the_sites_own_images_are_still_had(tmp_path, source)
     image = sif(tmp_path / "site.sif")
     rules = Rules(registries=[], folders=[])
     assert image_faults(Choice(str(image), source), rules) == []
-    (fault,) = image_faults(Choice("nvcr.io/x", source), rules)
-    assert "TUNEPLANE_ALLOWED_IMAGE_REGISTRIES" not in fault.what
-
-
-def test_an_allowed_image_of_a_registry_is_refused_with_the_way_to_a_local_one(tmp_path):
-    choice = Choice("nvcr.io/nvidia/pytorch:25.01-py3", "--image")
-    rules = Rules(registries=["nvcr.io"])
-    (fault,) = image_faults(choice, rules)
-    assert "preparing registry images is not in this version" in fault.what
-    assert "docker://nvcr.io/nvidia/pytorch:25.01-py3" in fault.remedy and ".sif" in fault.remedy
-    with pytest.raises(UsageError, match="preparing registry images is not in this version"):
-        prepare_image(choice, rules, tmp_path)
+    assert image_faults(Choice("nvcr.io/x", source), rules) == []
 
 
 def test_a_malformed_name_is_refused_once_with_its_reason():

@@ -212,11 +212,15 @@ def test_a_digest_is_read_once_and_then_remembered(tmp_path):
     digest = hashlib.sha256(image.read_bytes()).hexdigest()
     seen: list[tuple[int, int]] = []
     size = image.stat().st_size
-    assert read_sha256(image, tmp_path / "cache", lambda done, total: seen.append((done, total))) == digest
+    assert (
+        read_sha256(image, tmp_path / "cache", lambda what, done, total: seen.append((done, total))) == digest
+    )
     assert seen[0] == (0, size) and seen[-1] == (size, size) and len(seen) > 2
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     seen.clear()
-    assert read_sha256(image, tmp_path / "cache", lambda done, total: seen.append((done, total))) == digest
+    assert (
+        read_sha256(image, tmp_path / "cache", lambda what, done, total: seen.append((done, total))) == digest
+    )
     assert seen == []
     (name,) = cached(tmp_path / "cache")
     found = image.stat()
@@ -243,7 +247,7 @@ def test_a_file_changed_a_moment_ago_is_not_remembered(tmp_path):
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path):
     image = sif(tmp_path / "x.sif", b"x" * (9 << 20))
 
-    def change(done, total):
+    def change(what, done, total):
         if done:
             image.open("ab").write(b"more")
 

@@ -187,7 +187,7 @@ def test_what_lies_under_the_output_folder_outlives_the_job(lab: SlurmLab) -> No
     said = json.loads(run.tp("artifacts", "--json").stdout)
     assert {a["path"] for a in said["artifacts"]} == {"checkpoints/step-1", "eval/report.json"}
     assert ["outside" in skipped for skipped in said["skipped"]] == [True]
-    work = Path(run.log().splitlines()[-1])
+    work = Path(run.log().splitlines()[1])
     host = run.status()["nodes"][0]["host"]
     assert lab.bed.node_exec(host, ["test", "-e", str(work.parent)], check=False).returncode == 1
     assert lab.bed.node_exec(host, ["test", "-d", str(work.parent.parent)]).returncode == 0

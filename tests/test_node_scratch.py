@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -187,14 +188,11 @@ def test_a_note_of_the_start_keeps_every_byte_and_is_read_by_its_owner_alone(tmp
         ["bash", "-c", "a\nb", os.fsdecode(b"\xff")], {"TOKEN": os.fsdecode(b"\xfe") + "秘"}, "/"
     )
     path = tmp_path / "launch.json"
-    write_launch(path, started, ["bash"])
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert read_launch(path) == {
-        "argv": started.argv,
-        "environ": started.environ,
-        "cwd": "/",
-        "command": ["bash"],
-    }
+    script = tmp_path / "start.sh"
+    write_launch(path, replace(started, files={str(script): "export A='\udcff'\n"}))
+    assert [stat.S_IMODE(file.stat().st_mode) for file in (path, script)] == [0o600, 0o600]
+    assert script.read_bytes() == b"export A='\xff'\n"
+    assert read_launch(path) == started
     path.chmod(0o644)
     with pytest.raises(ValueError, match="not this user's alone"):
         read_launch(path)

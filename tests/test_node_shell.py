@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def test_a_node_that_does_not_run_it_says_so(run: Run) -> None:
 def test_a_note_that_another_user_left_in_its_place_is_not_obeyed(run: Run, tmp_path: Path) -> None:
     planted = run.scratch(0, 5)
     planted.path.mkdir()
-    write_launch(planted.launch, Launch(["touch", str(tmp_path / "owned")], {}, "/"), [])
+    write_launch(planted.launch, Launch(["touch", str(tmp_path / "owned")], {}, "/"))
     if os.geteuid() == 0:
         os.chown(planted.launch, 65_534, 65_534)
     else:
@@ -88,25 +88,45 @@ def test_a_note_that_another_user_left_in_its_place_is_not_obeyed(run: Run, tmp_
 
 
 def test_the_containers_own_start_is_kept_before_the_shells_command(tmp_path: Path) -> None:
-    """Of a start in a container, only the adapter's command at its end is replaced."""
+    """What a runtime says of commands beside the trainer, and then the command."""
     with runs_below(tmp_path) as make:
         run = make("true")
         scratch = run.scratch()
         scratch.path.mkdir(parents=True)
-        start = ["printf", "<%s>", "exec", "image.sif", "env", "HOME=/h"]
+        start = ["printf", "<%s>", "exec", "image.sif", "start.sh"]
         write_launch(
             scratch.launch,
-            Launch([*start, "bash", "/w/train.sh"], {"PATH": "/usr/bin"}, "/"),
-            ["bash", "/w/train.sh"],
+            Launch([*start, "run", "bash", "x.sh"], {"PATH": "/usr/bin"}, "/", enter=[*start, "enter"]),
         )
         done = run.call("shell", str(run.path), "0", "0", "ls", "-l")
-        assert done.stdout == "<exec><image.sif><env><HOME=/h><ls><-l>"
-        value = json.loads(scratch.launch.read_text())
-        scratch.launch.write_text(json.dumps({**value, "command": []}))
-        assert run.call("shell", str(run.path), "0", "0", "ls").stdout.endswith("<bash></w/train.sh><ls>")
+        assert done.stdout == "<exec><image.sif><start.sh><enter><ls><-l>"
 
 
 def test_it_is_over_with_its_trainer(run: Run) -> None:
     os.kill(run.record()["pid"], signal.SIGTERM)
     wait_until(lambda: run.record().get("state") == "ended", "the node has ended")
     assert "does not run on this node" in run.call("shell", str(run.path), "0", "0", "true").stderr
+
+
+def test_a_shell_on_a_terminal_asks_the_runtime_for_one(tmp_path: Path) -> None:
+    """As srun must be asked, by which pyxis starts a container."""
+    with runs_below(tmp_path) as make:
+        run = make("true")
+        scratch = run.scratch()
+        scratch.path.mkdir(parents=True)
+        start = Launch([], {"PATH": "/usr/bin"}, "/", enter=["echo", "--overlap"], terminal="--pty")
+        write_launch(scratch.launch, start)
+        here, there = os.openpty()
+        done = subprocess.run(
+            run.kernel("shell", str(run.path), "0", "0", "ls"),
+            env=run.environment(),
+            stdin=there,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+        os.close(here)
+        os.close(there)
+        assert done.stdout == "--pty --overlap ls\n"
+        assert run.call("shell", str(run.path), "0", "0", "ls").stdout == "--overlap ls\n"

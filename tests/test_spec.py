@@ -248,7 +248,11 @@ def test_every_fault_of_a_file_is_told_at_once_by_its_dotted_key() -> None:
         ),
         ("spec.slurm.signal_before_end_s", 0, "spec.slurm.signal_before_end_s is 0: it is at least 1"),
         ("spec.slurm.partition", 5, "spec.slurm.partition is an integer, not a string"),
-        ("spec.container.runtime", "docker", "spec.container.runtime is 'docker', not apptainer or none"),
+        (
+            "spec.container.runtime",
+            "docker",
+            "spec.container.runtime is 'docker', not apptainer or singularity or enroot or pyxis or none",
+        ),
         (
             "spec.framework.observability",
             "both",

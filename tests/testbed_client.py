@@ -70,8 +70,9 @@ class Testbed:
 
     nodes = ("n1", "n2", "n3", "n4")
 
-    def __init__(self, state: Path = Path("/var/lib/tuneplane-testbed"), cache: Path | None = None) -> None:
-        self.state = state
+    def __init__(self, state: Path | None = None, cache: Path | None = None) -> None:
+        chosen = os.environ.get("TUNEPLANE_TESTBED_DIR") or "/var/lib/tuneplane-testbed"
+        self.state = state = Path(chosen) if state is None else state
         self.shared = state / "shared"
         self.config = state / "config"
         self.image = self.shared / "images" / "minimal.sif"

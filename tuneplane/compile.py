@@ -20,18 +20,14 @@ from tuneplane.compose import Composed, compose, parse_mount
 from tuneplane.containers import Container as Started
 from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
-from tuneplane.images import (
-    Choice,
-    Rules,
-    allowed_registries,
-    choose_image,
-    image_faults,
-    prepare_image,
-)
-from tuneplane.images.local import Progress
+from tuneplane.containers import form_faults
+from tuneplane.images import Choice, ChosenImage, Rules, image_faults, is_local, resolve_image
+from tuneplane.images.local import ImageFile, inspect
+from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel.errors import Fault, OperationError, TunePlaneError, UsageError
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
 from tuneplane.lab.marker import Lab
+from tuneplane.node.environment import data_folders
 from tuneplane.profile import Placement, parse_profile, place
 from tuneplane.recipes.adapters import check_operation
 from tuneplane.recipes.adapters.custom import multi_node_notice
@@ -40,6 +36,8 @@ from tuneplane.recipes.compatibility import lock_state
 from tuneplane.recipes.lock import LOCK_NAME, Lock
 from tuneplane.recipes.parameters import check_parameters, ignored_bindings, parse_sets
 from tuneplane.recipes.recipe import Recipe
+from tuneplane.runimage import image_place, image_rules, run_choice
+from tuneplane.runs.index import current_user
 from tuneplane.site import Cluster, Site
 from tuneplane.spec import (
     Capsule,
@@ -101,6 +99,7 @@ class Draft:
     spec: Spec
     capsule: CapsuleInfo
     storage_root: Path
+    image: ChosenImage | None = None
 
     @property
     def site(self) -> Site:
@@ -158,11 +157,11 @@ def compile_request(
     request: Request,
     environ: Mapping[str, str],
     cache: Path,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[Draft | None, Findings]:
     """Check everything that needs no queue. The draft is None where anything is missing or wrong.
 
-    cache: folder for the digests of image files; progress: told while one is read.
+    cache: folder for the digests of image files; progress: told while one is read. No image is fetched.
     """
     found = Findings()
     experiment = found.attempt(find_experiment, lab, request.experiment)
@@ -187,6 +186,10 @@ def compile_request(
     if entry and capsule:
         _check_packed(found, lab, entry, capsule)
     choice = _chosen_image(found, recipe, composed, request, environ) if recipe else None
+    # Of a registry's image all is known by a few small answers; a local one is read whole, and so last.
+    chosen = None
+    if choice and not is_local(choice[0].image):
+        chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
     _check_storage(found, cluster)
     if cluster.scheduler == "local" and request.flags:
@@ -199,12 +202,10 @@ def compile_request(
             found.notices.append(notice)
     if found.faults or found.refused or not (lock and recipe and entry and placement and capsule):
         return None, found
-    prepared = None
-    if choice:
-        prepared = found.attempt(prepare_image, *choice, cache, progress, remember=not request.dry_run)
-    if choice and prepared is None:
+    if choice and chosen is None:
+        chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
+    if choice and chosen is None:
         return None, found
-    image = Image(**dataclasses.asdict(prepared)) if prepared else None
     spec = Spec(
         recipe=LockedRecipe(recipe.id, recipe.version, recipe.digest, recipe.adapter, list(recipe.plugins)),
         framework=Framework(
@@ -220,7 +221,7 @@ def compile_request(
             runtime=cluster.container.runtime,
             binary=cluster.container.binary,
             options=list(cluster.container.options),
-            image=image,
+            image=Image(**dataclasses.asdict(chosen.image)) if chosen else None,
             mounts=mounts,
         ),
         node=Node(
@@ -239,11 +240,11 @@ def compile_request(
         slurm=_slurm(cluster, request) if cluster.scheduler == "slurm" else None,
         outputs=[*STANDARD_OUTPUTS, *(Output(o.name, o.path, o.kind, o.step_key) for o in recipe.outputs)],
     )
-    _check_start(found, spec)
+    root = Path(cluster.storage_root).expanduser()
+    _check_start(found, spec, root)
     if found.faults:
         return None, found
-    root = Path(cluster.storage_root).expanduser()
-    return Draft(lab, request, composed, spec, capsule, root), found
+    return Draft(lab, request, composed, spec, capsule, root, chosen), found
 
 
 def base_interpreter() -> str:
@@ -353,29 +354,37 @@ def _chosen_image(
     found: Findings, recipe: Recipe, composed: Composed, request: Request, environ: Mapping[str, str]
 ) -> tuple[Choice, Rules] | None:
     """The image and the rules that admit it; None where none is needed or it is refused."""
-    site, cluster = composed.config.site, composed.config.cluster
+    cluster = composed.config.cluster
     if cluster.container.runtime == "none":
         if request.image is not None:
             found.notices.append(f"profile {cluster.name} runs without containers: --image is not used")
         return None
-    pin = recipe.runtime.image
-    choice: Choice | None = found.attempt(
-        choose_image,
-        recipe.id,
-        flag=request.image,
-        site_defaults=site.default_images,
-        runtime_id=recipe.runtime.id,
-        runtime_images=site.runtime_images,
-        pin=f"{pin.reference}@{pin.digest}" if pin and pin.digest else pin.reference if pin else None,
-    )
-    user_list = environ.get("TUNEPLANE_ALLOWED_IMAGE_REGISTRIES")
-    registries = found.attempt(allowed_registries, site.allowed_registries, user_list)
-    if choice is None or registries is None:
+    choice = found.attempt(run_choice, recipe, composed.config, request.image)
+    rules = found.attempt(image_rules, composed.config.site, environ)
+    if choice is None or rules is None:
         return None
-    rules = Rules(registries=registries, folders=site.image_folders, contact=site.contact)
     faults = image_faults(choice, rules)
     found.faults += [fault for fault in faults if fault not in found.faults]
     return None if faults else (choice, rules)
+
+
+def _resolved_image(
+    found: Findings,
+    choice: tuple[Choice, Rules],
+    composed: Composed,
+    request: Request,
+    environ: Mapping[str, str],
+    cache: Path,
+    progress: Progress,
+) -> ChosenImage | None:
+    """What the image is now: frozen, its file there or to be fetched when the run is prepared."""
+    place = found.attempt(image_place, composed.config, current_user(), environ)
+    if place is None:
+        return None
+    remember = not request.dry_run
+    chosen = found.attempt(resolve_image, *choice, place, environ, cache, progress, remember=remember)
+    found.notices += chosen.notices if chosen else ()
+    return chosen
 
 
 def _check_storage(found: Findings, cluster: Cluster) -> None:
@@ -438,7 +447,7 @@ def _slurm(cluster: Cluster, request: Request) -> Slurm:
     )
 
 
-def _check_start(found: Findings, spec: Spec) -> None:
+def _check_start(found: Findings, spec: Spec, root: Path) -> None:
     """What the container runtime could not be told, found before the queue and not after it."""
     container = spec.container
     sample = Started(
@@ -450,6 +459,16 @@ def _check_start(found: Findings, spec: Spec) -> None:
         workdir=spec.node.scratch,
         tmp_dir=f"{spec.node.scratch}/tmp",
         home_dir=f"{spec.node.scratch}/home",
+        state_dir=f"{spec.node.scratch}/runtime",
     )
     binds = [Bind(m.source, m.target, m.read_only) for m in container.mounts]
+    if container.runtime != "none":  # what each start mounts besides: the run's folders, the site's data
+        runs = str(root / "runs")
+        targets = {bind.target for bind in binds}
+        folders = dict.fromkeys([runs, *data_folders(spec.node.environment)])
+        binds += [Bind(folder, folder) for folder in folders if folder not in targets]
     found.faults += container_faults(sample, ["bash"], spec.node.environment, binds)
+    image = container.image
+    file = inspect(image.path, None, trusted=True) if image else None
+    if image and isinstance(file, ImageFile):  # one that is fetched later is made for this runtime
+        found.faults += form_faults(container.runtime, file.format, image.path, image.source)

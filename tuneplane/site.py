@@ -28,6 +28,10 @@ class Site:
     locked: list[str] = field(default_factory=list)  # dotted keys that no user, lab or flag changes
     allowed_registries: list[str] | None = None  # host[:port], exact (C28); None: the environment decides
     image_folders: list[str] | None = None  # where .sif and .sqsh files may lie; None: anywhere readable
+    image_cache: str | None = None  # shared folder of prepared images; None: images/ of the storage root
+    image_scratch: str | None = None  # where images are unpacked while built; None: TMPDIR
+    image_job: list[str] = field(default_factory=list)  # srun's options: prepare images by a job
+    insecure_registries: list[str] = field(default_factory=list)  # may be asked by plain HTTP
     default_images: dict[str, str] = field(default_factory=dict)  # method, or "*" → image
     runtime_images: dict[str, str] = field(default_factory=dict)  # runtime id → image (C27)
     secrets: list[str] = field(default_factory=list)  # names taken from the submitting shell (C10)
@@ -41,7 +45,7 @@ class Site:
 class ContainerRuntime:
     """A container runtime and what the site always passes to it."""
 
-    runtime: str = "none"  # apptainer | none
+    runtime: str = "none"  # apptainer | singularity | enroot | pyxis | none
     binary: str = ""
     options: list[str] = field(default_factory=list)
 
@@ -84,6 +88,7 @@ class Cluster:
     max_nodes: int | None = None
     cpus_per_node: int | None = None  # CPUs a node has
     memory_per_node: str | None = None  # memory a node has; a share of it is asked for with part of its GPUs
+    architecture: str | None = None  # of the nodes, in the images' words: amd64, arm64; None: this machine's
     request_cpus: bool = True  # say --cpus-per-task; false: leave it to Slurm's defaults
     request_memory: bool = False  # say --mem; false: leave it to Slurm's defaults
     storage_root: str = "~/tuneplane"  # runs/<user>/… below it

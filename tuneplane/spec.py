@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Optional, TypeVar, Union
 
+from tuneplane.containers import RUNTIMES
 from tuneplane.kernel.errors import Fault, UsageError
 from tuneplane.kernel.files import json_text
 
@@ -129,13 +130,16 @@ class Image:
     source: str  # who chose it: --image, site default, …
     path: str  # the file that is started
     sha256: str  # of that file
+    digest: str = ""  # sha256:<hex>, to which a registry's name was frozen at submit (C27)
+    size_bytes: Annotated[int, AtLeast(0)] = 0  # of that file
+    modified_s: int = 0  # its last change in seconds since the epoch, by which nodes see that it is the same
 
 
 @dataclass(frozen=True)
 class Container:
     """What the trainer runs in."""
 
-    runtime: Annotated[str, OneOf(("apptainer", "none"))]  # the program that starts it
+    runtime: Annotated[str, OneOf(RUNTIMES)]  # the program that starts it
     binary: str = ""  # that program's name or path; empty: its own name
     options: list[str] = field(default_factory=list)  # further options of it
     image: Optional[Image] = None  # null where there is no container

@@ -15,7 +15,7 @@ from pathlib import Path
 from tuneplane.capsule import build_capsule
 from tuneplane.capsule.kernel import kernel_application
 from tuneplane.compile import Draft, Findings, Request, compile_request
-from tuneplane.images.local import Progress
+from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel import env
 from tuneplane.kernel.digests import sha256_bytes
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
@@ -27,7 +27,7 @@ from tuneplane.recipes.catalog import Catalog
 from tuneplane.runs.folder import check_parents, make_run_folder, new_run_id, run_path
 from tuneplane.runs.index import current_user, remember_root
 from tuneplane.runs.token import run_token, token_digest
-from tuneplane.spec import JobSpec, dump, read
+from tuneplane.spec import Image, JobSpec, dump, read
 from tuneplane.start import Submitted, check_room, hand_over, write_secrets
 
 SHORTEST_SECRET = 8
@@ -40,7 +40,7 @@ def examine(
     request: Request,
     environ: Mapping[str, str],
     cache: Path,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[Draft | None, Findings]:
     """Every check of a submit that needs no queue, all faults at once (C30). The draft is None where any is."""
     draft, found = compile_request(lab, catalog, request, environ, cache, progress)
@@ -59,7 +59,7 @@ def check(
     request: Request,
     environ: Mapping[str, str],
     cache: Path,
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> tuple[Draft, Findings]:
     """`examine`, which must find nothing. Raises UsageError or OperationError with all that is wrong."""
     draft, found = examine(lab, catalog, request, environ, cache, progress)
@@ -75,8 +75,22 @@ def preview(draft: Draft) -> tuple[JobSpec, str]:
     return job, script_of(job)
 
 
-def prepare(draft: Draft, environ: Mapping[str, str]) -> RunFolder:
-    """Make the run's folder, complete. Raises OperationError; what was begun is then removed."""
+def fetch_image(draft: Draft, progress: Progress = silent) -> Draft:
+    """The draft with its image's file there: fetched and converted now where it was not. Raises OperationError."""
+    if draft.image is None:
+        return draft
+    remember_root(draft.storage_root)  # tp image gc looks there for what an interrupted fetch leaves
+    image = Image(**dataclasses.asdict(draft.image.fetch(progress)))
+    container = dataclasses.replace(draft.spec.container, image=image)
+    return dataclasses.replace(draft, spec=dataclasses.replace(draft.spec, container=container))
+
+
+def prepare(draft: Draft, environ: Mapping[str, str], progress: Progress = silent) -> RunFolder:
+    """Make the run's folder, complete. Raises OperationError; what was begun is then removed.
+
+    progress: told while the image is fetched, which comes first and may take long.
+    """
+    draft = fetch_image(draft, progress)
     user, experiment = current_user(), draft.request.experiment
     run_id = new_run_id(experiment)
     kernel = kernel_application()
@@ -114,10 +128,13 @@ def prepare(draft: Draft, environ: Mapping[str, str]) -> RunFolder:
     return run
 
 
-def submit(draft: Draft, environ: Mapping[str, str]) -> Submitted:
-    """Prepare a run and hand it over. Raises UsageError where the user's GPUs in flight would pass the cap."""
+def submit(draft: Draft, environ: Mapping[str, str], progress: Progress = silent) -> Submitted:
+    """Prepare a run and hand it over. Raises UsageError where the user's GPUs in flight would pass the cap.
+
+    progress: see `prepare`.
+    """
     check_room(draft.spec.resources, draft.site)
-    run = prepare(draft, environ)
+    run = prepare(draft, environ, progress)
     return hand_over(run, read(run.job))
 
 

@@ -12,6 +12,7 @@ import click
 
 from tuneplane.cli.completion import complete_runs
 from tuneplane.cli.show import age, clock, show_fields, show_json, show_notices, show_table, size
+from tuneplane.cli.why import why_command
 from tuneplane.kernel.errors import Exit, Fault, OperationError, UsageError
 
 if TYPE_CHECKING:
@@ -372,6 +373,9 @@ def verify_command(run: str, as_json: bool) -> int:
             click.echo(str(fault), err=True)
         click.echo(f"{folder.run_id}: {'differs from what was submitted' if faults else 'as submitted'}")
     return Exit.FAILED if faults else Exit.DONE
+
+
+job_command.add_command(why_command)
 
 
 @job_command.command("shell", context_settings={"ignore_unknown_options": True})

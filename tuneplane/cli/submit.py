@@ -10,7 +10,8 @@ import click
 
 from tuneplane.cli.completion import complete_experiments, complete_profiles, complete_runs
 from tuneplane.cli.context import cache_folder, lab_here, load_methods
-from tuneplane.cli.show import show_fields, show_json, show_notices, size
+from tuneplane.cli.progress import image_progress
+from tuneplane.cli.show import show_fields, show_json, show_notices
 from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def request_options(command: F) -> F:
     """The flags of a submit."""
     options = [
         click.option("--profile", shell_complete=complete_profiles, help="NAME[:TOTAL_GPUS], h200:16."),
-        click.option("--image", help="Container image: a .sif path; custom methods need one."),
+        click.option("--image", help="Container image: HOST/NAME:TAG, or a .sif path."),
         click.option("--observability-url", help="Your own tracker's address; passed on unchanged."),
         click.option(
             "--set", "sets", multiple=True, metavar="KEY=VALUE", help="A hyper-parameter; repeatable."
@@ -70,7 +71,7 @@ def validate_command(name: str, folder: str | None, as_json: bool, **given: Any)
 
     lab = lab_here(folder)
     request = _request(name, given)
-    _, found = examine(lab, load_methods(), request, os.environ, cache_folder(), _progress())
+    _, found = examine(lab, load_methods(), request, os.environ, cache_folder(), image_progress())
     faults = [*found.faults, *(fault for error in found.refused for fault in error.faults)]
     if as_json:
         show_json(
@@ -101,7 +102,7 @@ def render_command(name: str, folder: str | None, as_json: bool, **given: Any) -
     from tuneplane.submit import prepare
 
     draft, found = _checked(name, folder, given)
-    run = prepare(draft, os.environ)
+    run = prepare(draft, os.environ, image_progress())
     if as_json:
         show_json({"run_id": run.run_id, "folder": run.path, "script": run.script, "notices": found.notices})
         return
@@ -151,7 +152,7 @@ def submit_command(
                 show_notices(notices)
                 click.echo(script, nl=False)
             return Exit.DONE
-        done = submit.submit(draft, os.environ)
+        done = submit.submit(draft, os.environ, image_progress())
     return _told(done, notices, follow, as_json)
 
 
@@ -187,7 +188,7 @@ def _checked(
     from tuneplane.submit import check
 
     request = _request(name, given, dry_run=dry_run)
-    return check(lab_here(folder), load_methods(), request, os.environ, cache_folder(), _progress())
+    return check(lab_here(folder), load_methods(), request, os.environ, cache_folder(), image_progress())
 
 
 def _request(name: str, given: dict[str, Any], *, dry_run: bool = False) -> Request:
@@ -223,19 +224,3 @@ def _refuse_others(name: str | None, dry_run: bool, given: dict[str, Any]) -> No
     if said:
         what = f"{', '.join(said)} cannot be said of a run that is prepared"
         raise UsageError(Fault(what, "--run", "render it again, or leave these away"))
-
-
-def _progress() -> Callable[[int, int], None] | None:
-    """Shows how far a large image's digest has come; nothing where nobody looks."""
-    import sys
-
-    if not sys.stderr.isatty():
-        return None
-
-    def show(done_bytes: int, total_bytes: int) -> None:
-        if total_bytes > 200_000_000:
-            end = "\n" if done_bytes >= total_bytes else ""
-            text = f"\rsha256 of the image: {size(done_bytes)} of {size(total_bytes)}{end}"
-            click.echo(text, nl=False, err=True)
-
-    return show

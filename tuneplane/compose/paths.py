@@ -13,7 +13,9 @@ from tuneplane.compose.schema import Key, dotted
 from tuneplane.compose.tree import Statement, Tree
 from tuneplane.kernel.errors import Fault
 
-_PATHS = frozenset({"cluster.storage_root", "cluster.scratch", "cluster.python"})
+_PATHS = frozenset(
+    {"cluster.storage_root", "cluster.scratch", "cluster.python", "site.image_cache", "site.image_scratch"}
+)
 _PATH_LISTS = frozenset({"site.image_folders", "cluster.shared"})
 _MOUNTS = "cluster.mounts"
 

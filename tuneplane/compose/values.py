@@ -40,6 +40,8 @@ VALUES: dict[str, Rule] = {
     "site.name": matching(r".+", "a name"),
     "site.contact": matching(r".+", "whom to ask"),
     "site.capsule_limit_mb": at_least(1),
+    "site.image_cache": absolute_path,
+    "site.image_scratch": absolute_path,
     "site.run_folder_mode": one_of("0700", "0750"),
     "site.caps.nodes": at_least(1),
     "site.caps.gpus": at_least(1),
@@ -52,6 +54,9 @@ VALUES: dict[str, Rule] = {
     "cluster.max_nodes": at_least(1),
     "cluster.cpus_per_node": at_least(1),
     "cluster.memory_per_node": slurm_memory,
+    "cluster.architecture": matching(
+        r"[a-z0-9]{1,20}", "an architecture as images have it, like amd64 or arm64"
+    ),
     "cluster.storage_root": absolute_path,
     "cluster.scratch": absolute_path,
     "cluster.python": absolute_path,
@@ -85,6 +90,10 @@ VALUES: dict[str, Rule] = {
 ITEMS: dict[str, Rule] = {
     "site.allowed_registries": registry,
     "site.image_folders": absolute_path,
+    "site.insecure_registries": registry,
+    "site.image_job": matching(
+        r"--?[A-Za-z].*", "an option of srun, value included, like --partition=online"
+    ),
     "site.secrets": secret_name,
     "cluster.shared": absolute_path,
     "cluster.mounts": mount,
@@ -171,6 +180,10 @@ def _sizes(config: Config, fault: _Complain) -> Iterator[Fault]:
         yield fault("cluster.request_memory", "needs cluster.memory_per_node: how much a node has")
     if cluster.container.runtime == "none" and cluster.container.options:
         yield fault("cluster.container.options", "have no meaning where cluster.container.runtime is none")
+    if cluster.container.runtime == "pyxis" and cluster.scheduler != "slurm":
+        yield fault(
+            "cluster.container.runtime", "is pyxis, a plugin of Slurm: here enroot starts the same images"
+        )
 
 
 def _names(config: Config, fault: _Complain) -> Iterator[Fault]:

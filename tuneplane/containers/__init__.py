@@ -9,16 +9,49 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 
-from tuneplane.containers import apptainer, none
+from tuneplane.containers import apptainer, enroot, none, pyxis
 from tuneplane.containers.container import Container, Launch, Mount
 from tuneplane.kernel.errors import Fault, UsageError
 
-__all__ = ["RUNTIMES", "Container", "Launch", "Mount", "faults", "launch", "serves_image"]
+__all__ = [
+    "NEVER_RUN_HERE",
+    "RUNTIMES",
+    "SIF",
+    "SQUASHFS",
+    "Container",
+    "Launch",
+    "Mount",
+    "faults",
+    "form_faults",
+    "image_form",
+    "launch",
+    "serves_image",
+]
 
-_MODULES: Mapping[str, ModuleType] = {"apptainer": apptainer, "singularity": apptainer, "none": none}
+_MODULES: Mapping[str, ModuleType] = {
+    "apptainer": apptainer,
+    "singularity": apptainer,
+    "enroot": enroot,
+    "pyxis": pyxis,
+    "none": none,
+}
 
 RUNTIMES = tuple(_MODULES)
 """What a cluster profile's `container.runtime` may say."""
+
+NEVER_RUN_HERE = frozenset({"singularity", "enroot", "pyxis"})
+"""Runtimes that this project's own tests never start: no Debian has them. `tests/live` does, where they are."""
+
+SIF, SQUASHFS = "sif", "squashfs"
+
+_FORMS: Mapping[str, tuple[str, ...]] = {
+    "apptainer": (SIF, SQUASHFS),
+    "singularity": (SIF, SQUASHFS),
+    "enroot": (SQUASHFS,),
+    "pyxis": (SQUASHFS,),
+    "none": (),
+}
+"""What each runtime starts as it is; an image that is built for it has the first form."""
 
 _IMAGE_SERVERS = frozenset({"squashfuse", "squashfuse_ll", "fuse-overlayfs", "fuse2fs", "gocryptfs"})
 
@@ -34,12 +67,13 @@ def launch(
 
     env: what the program is to see, byte for byte; it passes no argv (C11). In a container `HOME` and
         `TMPDIR` are `home_dir` and `/tmp` whatever `env` says, and `PATH` is the image's (C10).
+        `Launch.files` and `Launch.environ` hold it, so both are as secret as its values are.
     mounts: folders and files of the host; nothing else of it is inside, but what the site's own
         configuration of the runtime adds, and the kernel's `/dev`, `/proc`, `/sys`.
     host: the caller's own environment; the runtime's process gets the few variables of it that it needs,
         the program none.
 
-    Raises UsageError with every fault of `faults`.
+    Raises UsageError with every fault of `faults`; OperationError where the runtime needs a Slurm job.
     """
     found = faults(container, argv, env, mounts)
     if found:
@@ -58,6 +92,24 @@ def faults(
         return [Fault(what, "cluster.container.runtime")]
     found: list[Fault] = module.faults(container, argv, env, mounts)
     return found
+
+
+def image_form(runtime: str) -> str:
+    """The form in which an image is built for a runtime: SIF or SQUASHFS; empty where there are no images."""
+    return next(iter(_FORMS[runtime]), "")
+
+
+def form_faults(runtime: str, form: str, path: str, where: str = "") -> list[Fault]:
+    """Why an image file of this form (SIF or SQUASHFS) cannot be started by this runtime."""
+    if form in _FORMS[runtime]:
+        return []
+    return [
+        Fault(
+            f"{runtime} starts squashfs files (.sqsh), and {path} is a SIF",
+            where,
+            "build it again from its registry: enroot import -o NAME.sqsh docker://REGISTRY#IMAGE:TAG",
+        )
+    ]
 
 
 def serves_image(process_name: str) -> bool:

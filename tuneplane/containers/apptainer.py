@@ -14,9 +14,11 @@ from tuneplane.containers.container import (
     argv_faults,
     environment_faults,
     is_utf8,
+    mount_faults,
     path_faults,
-    plain,
+    sorted_mounts,
 )
+from tuneplane.containers.start_script import ENTER, RUN, script_faults, script_path, start_script
 from tuneplane.kernel.errors import Fault
 
 _FROM_IMAGE = ("PATH", "HOME", "TMPDIR")
@@ -42,7 +44,7 @@ _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 _UNSAYABLE = frozenset(
     (
-        *("UID", "GID", "EUID", "PROMPT_COMMAND", "PREPEND_PATH", "APPEND_PATH"),
+        *("GID", "PROMPT_COMMAND", "PREPEND_PATH", "APPEND_PATH"),
         *("SING_USER_DEFINED_PATH", "SING_USER_DEFINED_PREPEND_PATH", "SING_USER_DEFINED_APPEND_PATH"),
         *("e", "key", "__exported_env__", "__apptainer_cmd__", "__singularity_cmd__", "__script__"),
     )
@@ -67,7 +69,8 @@ def launch(
         its bare /dev has no /dev/infiniband, and its /dev/shm is half as large as the host's.
     --home: the home that /etc/passwd names inside. The folder itself is a mount like the others: where it
         lies below /tmp, the mount of /tmp would otherwise hide it.
-    env HOME=…: an image may set HOME in its own environment, and the runtime lets no variable change it.
+    start script: an image may set HOME in its own environment, and the runtime lets no variable change it;
+        and the image goes when the first process does.
     Not --writable-tmpfs: it is limited to 64 MiB and fails on nodes without an overlay filesystem. What a
         program writes goes to the output folder, the home or /tmp; a site may add it in `options`.
     PID, IPC and network namespaces stay the host's: NVML, NCCL and rendezvous addresses need them.
@@ -82,17 +85,15 @@ def launch(
         command.append("--nv")
     for mount in _all_mounts(container, mounts):
         command += ["--mount", _mount_option(mount)]
-    command += [*container.options, container.image]
-    if container.home_dir:
-        command += ["env", f"HOME={container.home_dir}"]
+    script = script_path(container)
+    command += [*container.options, container.image, "/bin/sh", script]
     prefix = "SINGULARITYENV_" if _is_singularity(container) else "APPTAINERENV_"
     environ = {name: host[name] for name in _FOR_THE_RUNTIME if name in host}
     environ.setdefault("PATH", _DEFAULT_PATH)
     environ.update({prefix + name: value for name, value in env.items() if name not in _FROM_IMAGE})
-    if container.tmp_dir:
-        environ[prefix + "TMPDIR"] = "/tmp"
     # From /, so that no folder of the host is the working directory of a runtime that mounts it regardless.
-    return Launch([*command, *argv], environ, "/")
+    files = {script: start_script(container, {})}
+    return Launch([*command, RUN, *argv], environ, "/", files, [*command, ENTER])
 
 
 def faults(
@@ -101,9 +102,10 @@ def faults(
     """All that `launch` could not say to the runtime."""
     return [
         *argv_faults(argv),
-        *_argv_faults(container, argv),
+        *_argv_faults(argv),
         *environment_faults(env),
         *_environment_faults(env),
+        *script_faults(env),
         *_folder_faults(container),
         *_mount_faults(_all_mounts(container, mounts)),
     ]
@@ -116,13 +118,8 @@ def _is_singularity(container: Container) -> bool:
 
 
 def _all_mounts(container: Container, mounts: Sequence[Mount]) -> list[Mount]:
-    """Every mount, outer folders first, so that none hides another whatever order the runtime keeps."""
-    own = []
-    if container.tmp_dir:
-        own += [Mount(container.tmp_dir, "/tmp"), Mount(container.tmp_dir, "/var/tmp")]
-    if container.home_dir:
-        own.append(Mount(container.home_dir, container.home_dir))
-    return sorted(dict.fromkeys([*own, *mounts]), key=lambda mount: plain(mount.target).count("/"))
+    script = script_path(container)
+    return sorted_mounts(container, [*mounts, Mount(script, script, read_only=True)])
 
 
 def _mount_option(mount: Mount) -> str:
@@ -133,12 +130,10 @@ def _mount_option(mount: Mount) -> str:
     return ",".join('"' + f.replace('"', '""') + '"' if set(f) & set(',"\n ') else f for f in fields)
 
 
-def _argv_faults(container: Container, argv: Sequence[str]) -> Iterator[Fault]:
+def _argv_faults(argv: Sequence[str]) -> Iterator[Fault]:
     for argument in argv:
         if not is_utf8(argument):
             yield Fault(f"Apptainer cannot be given the argument {argument!r}: it is not UTF-8")
-    if argv and container.home_dir and "=" in argv[0]:
-        yield Fault(f"the command {argv[0]!r} holds '=': env would take it for a variable")
 
 
 def _environment_faults(env: Mapping[str, str]) -> Iterator[Fault]:
@@ -158,6 +153,7 @@ def _folder_faults(container: Container) -> Iterator[Fault]:
     else:
         yield from path_faults(container.image, "image")
     yield from path_faults(container.workdir, "work folder")
+    yield from path_faults(container.state_dir, "folder of the runtime")
     for path in (container.image, container.workdir):
         if not is_utf8(path):
             yield Fault(f"Apptainer cannot be given the path {path!r}: it is not UTF-8")
@@ -169,20 +165,8 @@ def _folder_faults(container: Container) -> Iterator[Fault]:
 
 
 def _mount_faults(mounts: Sequence[Mount]) -> Iterator[Fault]:
-    taken: dict[str, Mount] = {}
+    yield from mount_faults(mounts)
     for mount in mounts:
-        yield from path_faults(mount.source, "mount source")
-        yield from path_faults(mount.target, "mount target")
         for path in (mount.source, mount.target):
             if "\r" in path or not is_utf8(path):
                 yield Fault(f"Apptainer cannot mount {path!r}: a carriage return or bytes that are not UTF-8")
-        target = plain(mount.target)
-        if target == "/":
-            yield Fault(f"{mount.source!r} cannot be mounted as /: that is the image", "mounts")
-        elif target in taken:
-            yield Fault(
-                f"{taken[target].source!r} and {mount.source!r} are both to be mounted as {target!r}",
-                "mounts",
-                "give one of them another target",
-            )
-        taken[target] = mount

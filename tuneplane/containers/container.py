@@ -31,6 +31,8 @@ class Container:
     workdir: working directory of the program; in a container a path inside it.
     tmp_dir: writable, of this attempt: `/tmp` and `/var/tmp` of the container.
     home_dir: writable, of this attempt: the container's home, under the same path.
+    state_dir: writable, of this attempt, node-local: the runtime's own files, `Launch.files` among them.
+    log: file that the program's output is appended to, where the runtime does not pass its own output on.
     binary: the runtime's program, a name or a path; empty: the runtime's own name.
     """
 
@@ -41,16 +43,28 @@ class Container:
     workdir: str = "/"
     tmp_dir: str = ""
     home_dir: str = ""
+    state_dir: str = ""
+    log: str = ""
     binary: str = ""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What the node agent starts: `argv` with exactly `environ`, from the folder `cwd`."""
+    """What the node agent starts: `argv` with exactly `environ`, from the folder `cwd`.
+
+    files: path → text of what must be there first, readable by its owner alone.
+    enter: what stands before another command to run it beside this one, in the same surroundings.
+    terminal: an option to put behind the first word of `enter` where that command has a terminal.
+    leader: first words of the process that leads the command, where that is no child of what `argv` starts.
+    """
 
     argv: list[str]
     environ: dict[str, str] = field(repr=False)  # holds secrets: never printed by accident
     cwd: str = "/"
+    files: dict[str, str] = field(default_factory=dict, repr=False)  # likewise
+    enter: list[str] = field(default_factory=list)
+    terminal: str = ""
+    leader: list[str] = field(default_factory=list)
 
 
 def argv_faults(argv: Sequence[str]) -> Iterator[Fault]:
@@ -82,6 +96,34 @@ def path_faults(path: str, what: str) -> Iterator[Fault]:
         yield Fault(f"{what} {path!r} holds '..'", remedy="write the path out")
     if "\0" in path:
         yield Fault(f"{what} {path!r} holds a NUL byte")
+
+
+def sorted_mounts(container: Container, mounts: Sequence[Mount]) -> list[Mount]:
+    """The mounts and the container's own folders, outer ones first, so that none hides another."""
+    own = []
+    if container.tmp_dir:
+        own += [Mount(container.tmp_dir, "/tmp"), Mount(container.tmp_dir, "/var/tmp")]
+    if container.home_dir:
+        own.append(Mount(container.home_dir, container.home_dir))
+    return sorted(dict.fromkeys([*own, *mounts]), key=lambda mount: plain(mount.target).count("/"))
+
+
+def mount_faults(mounts: Sequence[Mount]) -> Iterator[Fault]:
+    """What no runtime can mount."""
+    taken: dict[str, Mount] = {}
+    for mount in mounts:
+        yield from path_faults(mount.source, "mount source")
+        yield from path_faults(mount.target, "mount target")
+        target = plain(mount.target)
+        if target == "/":
+            yield Fault(f"{mount.source!r} cannot be mounted as /: that is the image", "mounts")
+        elif target in taken:
+            yield Fault(
+                f"{taken[target].source!r} and {mount.source!r} are both to be mounted as {target!r}",
+                "mounts",
+                "give one of them another target",
+            )
+        taken[target] = mount
 
 
 def plain(path: str) -> str:

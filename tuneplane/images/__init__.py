@@ -1,16 +1,17 @@
-"""Container images on the login side: which one a run starts, whether it may, and its digest.
+"""Container images on the login side: which one a run starts, whether it may, and the file that nodes start.
 
-Submit and validate call `choose_image`, `image_faults` and `prepare_image`; nothing here starts one.
+Compile calls `image_faults` and `resolve_image`, submit fetches what that chose; nothing here starts an image.
 """
 
 from tuneplane.images.choice import Choice, choose_image
 from tuneplane.images.local import is_local, read_sha256
-from tuneplane.images.prepare import PreparedImage, Rules, image_faults, prepare_image
+from tuneplane.images.prepare import ChosenImage, PreparedImage, Rules, image_faults, resolve_image
 from tuneplane.images.reference import Reference, parse_reference
 from tuneplane.images.registries import allowed_registries, registry_fault
 
 __all__ = [
     "Choice",
+    "ChosenImage",
     "PreparedImage",
     "Reference",
     "Rules",
@@ -19,7 +20,7 @@ __all__ = [
     "image_faults",
     "is_local",
     "parse_reference",
-    "prepare_image",
     "read_sha256",
     "registry_fault",
+    "resolve_image",
 ]

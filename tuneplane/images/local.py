@@ -7,11 +7,12 @@ import hashlib
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.files import write_atomic
 
@@ -26,9 +27,6 @@ _BLOCK_BYTES = 4 << 20
 _SETTLED_S = 2.0
 """A file changed so shortly ago may change again with the same mtime: its digest is not remembered."""
 
-Progress = Callable[[int, int], None]
-"""Called with bytes read and bytes in all."""
-
 
 @dataclass(frozen=True)
 class ImageFile:
@@ -37,6 +35,7 @@ class ImageFile:
     path: str
     format: str  # sif | squashfs
     size_bytes: int
+    modified_s: int = field(default=0, compare=False)
 
 
 def is_local(text: str) -> bool:
@@ -90,11 +89,11 @@ def inspect(
                 "build one with `apptainer build NAME.sif …`; a copy that was cut short looks like this too",
             )
         ]
-    return ImageFile(real, kind, found.st_size)
+    return ImageFile(real, kind, found.st_size, int(found.st_mtime))
 
 
 def read_sha256(
-    path: str | Path, cache_folder: Path, progress: Progress | None = None, *, remember: bool = True
+    path: str | Path, cache_folder: Path, progress: Progress = silent, *, remember: bool = True
 ) -> str:
     """Hex sha256 of a file, remembered in `cache_folder` under its device, inode, size and mtime.
 
@@ -109,7 +108,7 @@ def read_sha256(
             known = _recall(remembered)
             if known:
                 return known
-            digest = _hash(file.fileno(), before.st_size, progress)
+            digest = hash_file(file.fileno(), before.st_size, progress)
             after = os.fstat(file.fileno())
     except OSError as error:
         raise OperationError(Fault(f"the image cannot be read: {error.strerror}", str(path))) from error
@@ -139,17 +138,22 @@ def _read_head(real: str) -> tuple[os.stat_result, bytes | None]:
         os.close(descriptor)
 
 
-def _hash(descriptor: int, total_bytes: int, progress: Progress | None) -> str:
+def hash_file(descriptor: int, total_bytes: int, progress: Progress) -> str:
+    """Hex sha256 of an open file. Raises OSError."""
     digest = hashlib.sha256()
     done = 0
-    if progress:
-        progress(0, total_bytes)
+    progress("sha256 of the image", 0, total_bytes)
     while done <= total_bytes and (block := os.read(descriptor, _BLOCK_BYTES)):  # one that grows has no end
         digest.update(block)
         done += len(block)
-        if progress:
-            progress(done, total_bytes)
+        progress("sha256 of the image", done, total_bytes)
     return digest.hexdigest()
+
+
+def read_format(path: Path) -> str | None:
+    """SIF or SQUASHFS, by the file's first bytes; None for anything else. Raises OSError."""
+    _, head = _read_head(str(path))
+    return None if head is None else _format(head)
 
 
 def _cache_name(found: os.stat_result) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 
-from tuneplane.spec import JobSpec
+from tuneplane.spec import Image, JobSpec
 
 
 def header(job: JobSpec) -> list[str]:
@@ -23,14 +23,22 @@ def header(job: JobSpec) -> list[str]:
         ("recipe", f"{spec.recipe.name} {spec.recipe.version}  {spec.recipe.digest}"),
         ("command", f"bash {spec.entrypoint}, once on every node"),
         ("resources", resources_line(job)),
-        (
-            "image",
-            f"{image.path}  sha256:{image.sha256}  ({spec.container.runtime})" if image else "no container",
-        ),
+        *_image_rows(image, spec.container.runtime),
         ("capsule", f"{spec.capsule.digest}  {_counted(spec.capsule.files, 'file')} of the lab"),
         ("folder", meta.folder),
     ]
     return ["#", *(f"# {name:<12}{_one_line(value)}" for name, value in rows), "#"]
+
+
+def _image_rows(image: Image | None, runtime: str) -> list[tuple[str, str]]:
+    """A registry's image by what it was frozen to: that is known before its file is made."""
+    if image is None:
+        return [("image", "no container")]
+    if image.digest:
+        return [("image", f"{image.reference}  {image.digest}  ({runtime})"), ("image file", image.path)]
+    if not image.sha256:
+        return [("image", f"{image.reference}  frozen and prepared by a job at submit  ({runtime})")]
+    return [("image", f"{image.path}  sha256:{image.sha256}  ({runtime})")]
 
 
 def resources_line(job: JobSpec) -> str:

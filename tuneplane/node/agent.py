@@ -12,12 +12,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from tuneplane.containers import Launch
 from tuneplane.kernel.errors import Fault, OperationError, TunePlaneError
 from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.unpack import unpack_capsule
 from tuneplane.node.allocation import count_devices, differences, read_allocation
 from tuneplane.node.command import command_line, node_facts, start_line
+from tuneplane.node.early import EARLY_S, explain
 from tuneplane.node.environment import Place, job_environment, read_secrets
 from tuneplane.node.process import become_subreaper
 from tuneplane.node.record import NodeRecord
@@ -78,6 +80,7 @@ class NodeRun:
             differences=self.differences,
             python=sys.version.split()[0],
         )
+        self.started_at = 0.0
         self.trainer = Trainer(signals, job.spec.node.stop_grace_s, self.record.ask_to_save)
 
     def run(self) -> int:
@@ -107,7 +110,7 @@ class NodeRun:
             remove_abandoned(make_user_folder(self.job))
             with held_scratch(self.scratch):
                 try:
-                    self._start(log.fileno())
+                    started = self._start(log.fileno())
                     ended = self.trainer.wait()
                     self.record.change(
                         state="ending",
@@ -118,9 +121,10 @@ class NodeRun:
                     )
                 finally:
                     self.trainer.end_rest()
+                self._explain(started, ended, log.fileno())
         return ended
 
-    def _start(self, log: int) -> None:
+    def _start(self, log: int) -> Launch:
         job, spec = self.job, self.job.spec
         unpack_capsule(self.folder.capsule, self.scratch.work, spec.capsule.digest)
         secrets = read_secrets(self.folder.secrets)
@@ -129,9 +133,9 @@ class NodeRun:
         for path, text in command.files.items():
             write_atomic(Path(path), text, 0o600)
         values = {**values, **command.env}
-        path = self.environ.get("PATH", spec.node.path)  # a module may have brought the container runtime
-        started = start_line(job, values, command, self.scratch, self.attempt, path)
-        write_launch(self.scratch.launch, started, list(command.argv))
+        rank = self.given.rank
+        started = start_line(job, values, command, self.scratch, self.attempt, self.environ, rank)
+        write_launch(self.scratch.launch, started)
         lines = [*(f"warning: {told}" for told in self.differences), command_line(self.given, command)]
         text = "".join(f"tuneplane: {line}\n" for line in lines)
         os.write(log, text.encode("utf-8", "surrogateescape"))
@@ -139,9 +143,23 @@ class NodeRun:
         if self.signals.told:
             raise OperationError(Fault("asked to end before the command was started"))
         pid = self.trainer.start(started, log)
+        self.started_at = time.time()
         self.record.change(
-            state="running", command=command.argv, command_pid=pid, command_started_at=time.time()
+            state="running", command=command.argv, command_pid=pid, command_started_at=self.started_at
         )
+        return started
+
+    def _explain(self, started: Launch, ended: Ended, log: int) -> None:
+        """Where a command in a container failed at once and reported nothing: what its image has."""
+        early = ended.code != 0 and ended.at - self.started_at < EARLY_S
+        if self.job.spec.container.runtime == "none" or not early or self.signals.told:
+            return
+        if any(self.folder.ingest.glob(f"{self.attempt.number}-*")):
+            return
+        with suppress(OSError):  # the command's own end stands, whatever comes of this
+            lines = explain(self.job.spec, started, self.scratch, self.signals)
+            text = "".join(f"tuneplane: {line}\n" for line in lines)
+            os.write(log, text.encode("utf-8", "surrogateescape"))
 
     def _failed(self, code: int, reason: str) -> Ended:
         """Say why there is no command, in the node's log and in the batch script's output."""

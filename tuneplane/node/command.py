@@ -43,11 +43,13 @@ def start_line(
     command: Command,
     scratch: Scratch,
     attempt: AttemptFolder,
-    path: str,
+    agent: Mapping[str, str],
+    rank: int,
 ) -> Launch:
     """The argv and environment that start the command in its container, or as it is.
 
-    path: PATH of the container runtime's own process. Raises OperationError where a mount is not on this node.
+    agent: the agent's own environment, for the runtime's process: a module may have brought the runtime, and
+    pyxis needs Slurm's variables. Raises OperationError where a mount is not on this node.
     """
     spec, run = job.spec, RunFolder(Path(job.metadata.folder))
     container = Container(
@@ -59,6 +61,8 @@ def start_line(
         workdir=command.cwd,
         tmp_dir=str(scratch.temporary),
         home_dir=str(scratch.home),
+        state_dir=str(scratch.runtime),
+        log=str(attempt.node_log(rank)),
     )
     binds = [
         Bind(str(scratch.work), str(scratch.work), read_only=True),
@@ -76,7 +80,8 @@ def start_line(
             faults.append(Fault(what, f"node {os.uname().nodename}", "keep images where all nodes see them"))
         if faults:
             raise OperationError(*faults)
-    return launch(container, command.argv, values, binds, {"PATH": path, "TMPDIR": str(scratch.temporary)})
+    host = {"PATH": spec.node.path, **agent, "TMPDIR": str(scratch.temporary)}
+    return launch(container, command.argv, values, binds, host)
 
 
 def command_line(given: Allocation, command: Command) -> str:

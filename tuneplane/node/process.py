@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 from tuneplane.containers import serves_image
@@ -51,6 +51,27 @@ def parent_of(pid: int) -> int | None:
         return None
 
 
+def led_by(words: Sequence[str]) -> list[int]:
+    """The process whose argv starts with `words`, and all that came from it; empty where there is none.
+
+    For what Slurm started beside this process. Besides the tree, whatever else is in the leader's cgroup,
+    which is its step's, unless it is this process's own.
+    """
+    start = b"".join(os.fsencode(word) + b"\0" for word in words)
+    leaders = [pid for pid in processes() if _try_read(pid, "cmdline").startswith(start)]
+    found = dict.fromkeys(leaders)
+    own = _try_read(os.getpid(), "cgroup")
+    for leader in leaders:
+        found.update(dict.fromkeys(descendants(leader)))
+        group = _try_read(leader, "cgroup")
+        if group and group != own:
+            above = parent_of(leader)  # slurmstepd
+            found.update(
+                dict.fromkeys(p for p in processes() if p != above and _try_read(p, "cgroup") == group)
+            )
+    return list(found)
+
+
 def trainers(pids: Iterable[int]) -> list[int]:
     """Without the processes that serve the container's image: ended first, they take it from the others."""
     return [pid for pid in pids if not serves_image(_name(pid))]
@@ -78,17 +99,18 @@ def reap() -> tuple[dict[int, int], bool]:
 
 def environment_of(pid: int) -> bytes:
     """A process's environment as it was started, `NAME=value` ended by NUL; empty where it may not be read."""
-    try:
-        return _read(pid, "environ")
-    except OSError:
-        return b""
+    return _try_read(pid, "environ")
 
 
 def _name(pid: int) -> str:
+    return _try_read(pid, "comm").decode("utf-8", "replace").strip()
+
+
+def _try_read(pid: int, name: str) -> bytes:
     try:
-        return _read(pid, "comm").decode("utf-8", "replace").strip()
+        return _read(pid, name)
     except OSError:
-        return ""
+        return b""
 
 
 def _read(pid: int, name: str) -> bytes:

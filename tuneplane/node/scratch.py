@@ -5,6 +5,7 @@ Its agent holds a lock in it for as long as it lives, so that what a killed agen
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -15,10 +16,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tuneplane.containers import Launch
 from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.unpack import remove_tree
 from tuneplane.spec import JobSpec
 
@@ -40,6 +41,11 @@ class Scratch:
     @property
     def home(self) -> Path:
         return self.path / "home"
+
+    @property
+    def runtime(self) -> Path:
+        """What is the container runtime's own."""
+        return self.path / "runtime"
 
     @property
     def launch(self) -> Path:
@@ -105,7 +111,7 @@ def held_scratch(scratch: Scratch) -> Iterator[None]:
         )
     try:
         remove_tree(scratch.path)  # left by an agent of this very attempt that was killed
-        for folder in (scratch.path, scratch.temporary, scratch.home):
+        for folder in (scratch.path, scratch.temporary, scratch.home, scratch.runtime):
             folder.mkdir(mode=0o700)
         descriptor = os.open(scratch.lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:
@@ -174,23 +180,28 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def write_launch(path: Path, started: Launch, command: list[str]) -> None:
-    """Note how the command was started, 0600: it holds secrets, and the folder is this node's."""
-    value = {"argv": started.argv, "environ": started.environ, "cwd": started.cwd, "command": command}
+def write_launch(path: Path, started: Launch) -> None:
+    """Note how the command is started, and what must be there first; 0600: it holds secrets.
+
+    The folder is this node's.
+    """
+    for name, text in started.files.items():
+        write_atomic(Path(name), text, 0o600)
+    value = dataclasses.asdict(started)
+    del value["files"]
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         json.dump(value, file)
 
 
-def read_launch(path: Path) -> dict[str, Any]:
+def read_launch(path: Path) -> Launch:
     """What `write_launch` noted. Raises OSError, or ValueError where it is not this user's own note."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     with os.fdopen(descriptor, encoding="ascii") as file:
         status = os.fstat(descriptor)
         if status.st_uid != os.getuid() or status.st_mode & 0o077:
             raise ValueError(f"{path} is not this user's alone")
-        value: dict[str, Any] = json.load(file)
-    return value
+        return Launch(**json.load(file))
 
 
 def _no_folder(path: Path, error: OSError) -> OperationError:

@@ -24,11 +24,11 @@ def run_shell(job: JobSpec, attempt: int, rank: int, command: list[str]) -> int:
                 f"tp job status {job.metadata.run_id}",
             )
         ) from None
-    # The adapter's command stands at the end of the argv that started it.
-    length = len(started["argv"]) - len(started["command"])
-    argv = [*started["argv"][:length], *(command or SHELL)]
-    environ = {**started["environ"], "TERM": os.environ.get("TERM", "dumb")}
-    os.chdir(started["cwd"])
+    argv = [*started.enter, *(command or SHELL)]
+    if started.terminal and os.isatty(0):
+        argv.insert(1, started.terminal)
+    environ = {**started.environ, "TERM": os.environ.get("TERM", "dumb")}
+    os.chdir(started.cwd)
     try:
         os.execvpe(argv[0], argv, environ)
     except OSError as error:

@@ -14,7 +14,7 @@ from typing import Callable
 
 from tuneplane.containers import Launch
 from tuneplane.kernel.errors import Fault, OperationError
-from tuneplane.node.process import descendants, reap, signal_all, trainers
+from tuneplane.node.process import descendants, led_by, reap, signal_all, trainers
 from tuneplane.node.signals import Signals
 
 LEFTOVER_GRACE_S = 2.0
@@ -65,10 +65,12 @@ class Trainer:
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
         self._kill_at: float | None = None  # on the monotonic clock, once told to end
+        self._leader: list[str] = []
 
     def start(self, started: Launch, log: int) -> int:
         """Start the command in a session of its own, its output to `log`. Returns its pid; raises CannotStart."""
         program = started.argv[0]
+        self._leader = started.leader
         try:
             self._process = subprocess.Popen(
                 started.argv,
@@ -112,12 +114,12 @@ class Trainer:
             return
         self._obey()
         if self._kill_at is None:  # else it was told already
-            signal_all(trainers(descendants(os.getpid())), signal.SIGTERM)
+            signal_all(trainers(self._tree()), signal.SIGTERM)
         deadline = time.monotonic() + LEFTOVER_GRACE_S
         while self._reap():
             self._obey()
             now, until = time.monotonic(), max(deadline, self._kill_at or 0.0)
-            left = descendants(os.getpid())
+            left = self._tree()
             if now >= until or not trainers(left):
                 break
             self.signals.wait(min(LOOK_AGAIN_S, until - now))
@@ -126,13 +128,13 @@ class Trainer:
     def _end_all(self) -> None:
         """TERM to the processes that serve the image, which alone may be left; then KILL until none is."""
         started = time.monotonic()
-        if not trainers(descendants(os.getpid())):
-            signal_all(descendants(os.getpid()), signal.SIGTERM)
+        if not trainers(self._tree()):
+            signal_all(self._tree(), signal.SIGTERM)
             while self._reap() and time.monotonic() - started < IMAGE_GRACE_S:
                 self.signals.wait(IMAGE_GRACE_S / 10)
         pause_s = 0.01  # a tree that forks while it is killed: again and again, bounded
         while self._reap() and time.monotonic() - started < IMAGE_GRACE_S + KILL_S:
-            signal_all(descendants(os.getpid()), signal.SIGKILL)
+            signal_all(self._tree(), signal.SIGKILL)
             self.signals.wait(pause_s)
             pause_s = min(2 * pause_s, LOOK_AGAIN_S)
 
@@ -143,9 +145,16 @@ class Trainer:
             self.save()
         if self.signals.told and self._kill_at is None:
             self._kill_at = time.monotonic() + self.grace_s
-            signal_all(trainers(descendants(os.getpid())), signal.SIGTERM)
+            signal_all(trainers(self._tree()), signal.SIGTERM)
         elif self._code is None and self._kill_at is not None and time.monotonic() >= self._kill_at:
-            signal_all(descendants(os.getpid()), signal.SIGKILL)
+            signal_all(self._tree(), signal.SIGKILL)
+
+    def _tree(self) -> list[int]:
+        """Every process of the command. Below this one, or what Slurm started beside it, where that is there.
+
+        srun, which waits for it here, is then left alone: told to end, it has Slurm kill all at once.
+        """
+        return (led_by(self._leader) if self._leader else []) or descendants(os.getpid())
 
     def _reap(self) -> bool:
         """Note the command's end, bury orphans; whether any child is left."""

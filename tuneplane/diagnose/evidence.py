@@ -1,0 +1,362 @@
+"""What is known of a run when somebody asks why: plain, immutable data that JSON can hold.
+
+`gather.py` fills it, rules read it, `case.py` keeps it. Nothing here looks at a file or asks Slurm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+FORMAT = "tuneplane/evidence/v1"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One Python traceback as a log has it.
+
+    kind: the exception's class as printed. rank: of the prefix that torch writes, None where there is none.
+    before: classes of the exceptions that this one came from, in the order printed. lines: cut to a few.
+    """
+
+    kind: str
+    message: str
+    offset: int
+    rank: int | None = None
+    before: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A line that a rule may want to see, by its pattern's name in `marks.py`; the first and the last such."""
+
+    name: str
+    count: int
+    first: str
+    first_offset: int
+    last: str
+    rank: int | None = None  # of the first
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """One rank in the summary that torchrun prints when a rank has failed. root: it calls this one the first."""
+
+    rank: int
+    exitcode: int
+    host: str
+    time: str
+    root: bool
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What was found in one log. node: the node's number, None for the batch script's own output.
+
+    searched_bytes: how much of it was looked at; less than its size in a log that is too large.
+    head, tail: its first and last lines, cut. age_s: since it was last written to.
+    """
+
+    node: int | None
+    host: str
+    size_bytes: int
+    searched_bytes: int
+    age_s: float
+    head: tuple[str, ...] = ()
+    tail: tuple[str, ...] = ()
+    marks: tuple[Mark, ...] = ()
+    traces: tuple[Trace, ...] = ()
+    failures: tuple[RankFailure, ...] = ()
+
+    def mark(self, *names: str) -> Mark | None:
+        """The first mark of these names, in the order of the names."""
+        return next((m for name in names for m in self.marks if m.name == name), None)
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of the last attempt, by its agent's record."""
+
+    rank: int
+    host: str
+    state: str
+    code: int | None = None
+    reason: str = ""
+    told_to_stop: bool = False
+    started_at: float | None = None
+    command_started_at: float | None = None
+    command_pid: int | None = None
+    ended_at: float | None = None
+    beat_age_s: float | None = None
+    differences: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """What was submitted, of the JobSpec."""
+
+    scheduler: str
+    profile: str
+    device: str
+    nodes: int
+    gpus_per_node: int
+    recipe: str
+    observability: str
+    entrypoint: str
+    runtime: str
+    python: str
+    scratch: str
+    image: str = ""
+    memory_per_node: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    time: str = ""
+    reporting: bool = True
+    signal_before_end_s: int | None = None
+    mounts: tuple[str, ...] = ()
+    data: tuple[str, ...] = ()  # NAME=folder of HF_HOME and each *_DATA_DIR
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row of sacct: a start of the job, or a step of one. Text as sacct prints it."""
+
+    job_id: str
+    state: str
+    exit_code: str = ""
+    reason: str = ""
+    nodes: str = ""
+    max_rss: str = ""
+    asked_memory: str = ""
+    elapsed: str = ""
+    time_limit: str = ""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """What Slurm says of a job that waits: its reason word, when it expects it to start, who is before it."""
+
+    reason: str
+    start_estimate: str = ""
+    fields: dict[str, str] = field(default_factory=dict)  # of `scontrol show job`
+    nodes_by_state: dict[str, int] = field(default_factory=dict)  # of the partition
+    largest: dict[str, str] = field(default_factory=dict)  # partition: MaxTime, MaxNodes, State, …
+
+
+@dataclass(frozen=True)
+class Slurm:
+    """Slurm's words on the job. refused: its own, where it did not answer."""
+
+    job_id: str = ""
+    state: str = ""
+    reason: str = ""
+    refused: str = ""
+    fields: dict[str, str] = field(default_factory=dict)  # of `scontrol show job`, while it knows the job
+    steps: tuple[Step, ...] = ()  # of sacct, former starts too
+    nodes_now: tuple[str, ...] = ()  # `n1 idle`: the nodes of the last start, as they are now
+    waiting: Waiting | None = None
+
+
+@dataclass(frozen=True)
+class Points:
+    """Whether anything was reported, by a cheap look. newest_age_s: of the file last written to."""
+
+    files: int = 0
+    points: bool = False
+    refused: str = ""  # why a file that is there cannot be this run's
+    newest_age_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the experiment's committed code says, by a search for words.
+
+    reports: files that name tuneplane.report or its callback. pythons: interpreters that train.sh names.
+    """
+
+    files: int = 0
+    reports: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()  # files that import tuneplane in any way
+    pythons: tuple[str, ...] = ()
+    own_modules: tuple[str, ...] = ()  # modules and packages that stand in the lab itself
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What lies below the output folder, by a bounded look."""
+
+    entries: tuple[str, ...] = ()  # of the output folder itself
+    checkpoints: int = 0
+    outside: tuple[str, ...] = ()  # links that lead out of it
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a file system has left, as this machine sees it now. Inodes: 0 of 0 where it counts none."""
+
+    name: str  # storage, scratch
+    free_bytes: int
+    size_bytes: int
+    free_inodes: int
+    inodes: int
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process of a running command, looked at for a moment: of a rank, else the busiest of its node."""
+
+    node: int
+    pid: int
+    name: str
+    state: str  # of proc(5): R, S, D, …
+    cpu_percent: float
+    rank: int | None = None
+    wait_channel: str = ""
+    stack: tuple[str, ...] = ()
+    no_stack: str = ""  # why there is none
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A Python in the image (or of this machine, without one). default: the one that `python3` starts."""
+
+    path: str
+    version: str
+    default: bool
+    has_module: bool
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All of it. now: seconds since the epoch when it was gathered, against which ages are told."""
+
+    run_id: str
+    experiment: str
+    folder: str
+    state: str
+    now: float
+    code: int | None = None
+    reason: str = ""
+    job_id: str = ""
+    attempt: int | None = None
+    attempts: int = 0
+    job: Job | None = None
+    nodes: tuple[Node, ...] = ()
+    hosts: tuple[str, ...] = ()
+    logs: tuple[Log, ...] = ()
+    batch: Log | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    stop_marker: bool = False
+    for_good: bool | None = None
+    submit_error: str = ""
+    secrets_there: bool = True
+    canary_there: bool = True
+    stopped: tuple[str, ...] = ()  # jobs that `tp job stop` ended
+    submitted_at: float | None = None
+    earlier_ends: tuple[str, ...] = ()  # one line for each earlier attempt
+    slurm: Slurm = field(default_factory=Slurm)
+    points: Points = field(default_factory=Points)
+    written: Code = field(default_factory=Code)
+    outputs: Outputs = field(default_factory=Outputs)
+    spaces: tuple[Space, ...] = ()
+    processes: tuple[Process, ...] = ()
+    missing_module: str = ""
+    interpreters: tuple[Interpreter, ...] = ()
+    unread: tuple[str, ...] = ()  # what could not be looked at, and why
+
+    def node(self, rank: int | None) -> Node | None:
+        """The node of a number."""
+        return next((n for n in self.nodes if n.rank == rank), None)
+
+    def log(self, rank: int | None) -> Log | None:
+        """The log of a node."""
+        return next((log for log in self.logs if log.node == rank), None)
+
+    def marked(self, *names: str) -> tuple[Log, Mark] | None:
+        """The first mark of these names in any node's log, then in the batch script's output."""
+        for log in (*self.logs, *((self.batch,) if self.batch else ())):
+            found = log.mark(*names)
+            if found:
+                return log, found
+        return None
+
+
+def as_json(evidence: Evidence) -> dict[str, Any]:
+    """Evidence as one JSON object. Values that say nothing are left out."""
+    return {"format": FORMAT, **_plain(evidence)}
+
+
+def from_json(value: Any) -> Evidence:
+    """The evidence of `as_json`. Raises ValueError where it is something else."""
+    if not isinstance(value, dict) or value.get("format") != FORMAT:
+        raise ValueError(f"it is no {FORMAT}")
+    try:
+        found: Evidence = _built(Evidence, {k: v for k, v in value.items() if k != "format"})
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"it is no sound {FORMAT}: {error}") from None
+    return found
+
+
+def map_texts(value: T, change: typing.Callable[[str], str]) -> T:
+    """The same evidence with `change` made to every text in it, keys of mappings but for field names aside."""
+    if isinstance(value, str):
+        return typing.cast(T, change(value))
+    if isinstance(value, tuple):
+        return typing.cast(T, tuple(map_texts(v, change) for v in value))
+    if isinstance(value, dict):
+        return typing.cast(T, {k: map_texts(v, change) for k, v in value.items()})
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        changed = {f.name: map_texts(getattr(value, f.name), change) for f in dataclasses.fields(value)}
+        return dataclasses.replace(value, **changed)
+    return value
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        found = {}
+        for f in dataclasses.fields(value):
+            inner = getattr(value, f.name)
+            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
+            if inner != default:
+                found[f.name] = _plain(inner)
+        return found
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    return value
+
+
+def _built(kind: Any, value: Any) -> Any:
+    """`value` as `kind`: one of the dataclasses above, or one of the few forms that their fields have."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return None if value is None else _built(inner[0], value)
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r} is no object")
+        known = {f.name for f in dataclasses.fields(kind)}
+        return typing.cast(Any, kind)(**{k: _built(hints[k], v) for k, v in value.items() if k in known})
+    if origin is tuple:
+        if not isinstance(value, list):
+            raise TypeError(f"{value!r} is no list")
+        return tuple(_built(inner[0], v) for v in value)
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise TypeError(f"{value!r} is no object")
+        return {str(k): _built(inner[1], v) for k, v in value.items()}
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{value!r} is no {kind.__name__}")
+    return value

@@ -1,0 +1,274 @@
+"""What ended or interrupted a run from outside: people, limits, other jobs, nodes."""
+
+from __future__ import annotations
+
+import re
+
+from tuneplane.diagnose.culprit import culprit
+from tuneplane.diagnose.evidence import Evidence, Node
+from tuneplane.diagnose.finding import LIKELY, Finding
+from tuneplane.diagnose.rules.told import ENDED_BADLY, last_lines, seconds
+
+SILENT_S = 60.0
+"""As of `runs`: a heartbeat older than this tells of no life."""
+
+BEATS = 3
+
+FAILED_WORDS = ("NODE_FAIL", "BOOT_FAIL")
+_RETRIES = (
+    "a requeued run starts again by itself and goes on from its last checkpoint, where the program resumes"
+)
+
+
+def stopped_by_user(evidence: Evidence) -> Finding | None:
+    """`tp job stop` of this run."""
+    if evidence.state != "CANCELLED" or evidence.job_id not in evidence.stopped:
+        return None
+    return Finding(
+        "stopped-by-user",
+        "it was stopped by tp job stop",
+        f"tp job retry {evidence.run_id} starts it again as its next attempt",
+        evidence=_slurm_lines(evidence)[:2],
+    )
+
+
+def saved_and_ended(evidence: Evidence) -> Finding | None:
+    """An exit 0 after a stop request: not the end of the run."""
+    if (
+        evidence.state not in ("CANCELLED", "TIMEOUT", "PREEMPTED")
+        or evidence.code != 0
+        or not evidence.stop_marker
+    ):
+        return None
+    limit = evidence.slurm.fields.get("TimeLimit", "")
+    before = evidence.job.signal_before_end_s if evidence.job else None
+    why = f" {before} s before its time limit ({limit})" if before and limit not in ("", "UNLIMITED") else ""
+    return Finding(
+        "saved-and-ended",
+        f"it was asked to save and end{why}, and did: it is to be continued",
+        f"tp job retry {evidence.run_id} goes on with its next attempt; a longer --time needs fewer of them",
+        evidence=last_lines(evidence.logs[0] if evidence.logs else None, 2),
+    )
+
+
+def walltime(evidence: Evidence) -> Finding | None:
+    """Slurm's time limit."""
+    marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
+    by_log = marked is not None and "DUE TO TIME LIMIT" in f"{marked.first} {marked.last}"
+    if evidence.state != "TIMEOUT" and not (by_log and evidence.state in ENDED_BADLY):
+        return None
+    limit = evidence.slurm.fields.get("TimeLimit") or next(
+        (s.time_limit for s in evidence.slurm.steps if s.time_limit), ""
+    )
+    saved = " It was asked to save before." if evidence.stop_marker else ""
+    quiet = _quiet_before_end(evidence)
+    return Finding(
+        "walltime",
+        f"it reached its time limit{f' of {limit}' if limit else ''}, and Slurm ended it",
+        "ask for more (--time), or save and resume: the program looks at should_stop() or"
+        " TUNEPLANE_STOP_FILE, which"
+        f" appears {_before(evidence)} before the limit.{saved}\ntp job retry {evidence.run_id} starts it again",
+        evidence=(*_slurm_lines(evidence)[:2], *quiet),
+    )
+
+
+def _before(evidence: Evidence) -> str:
+    before = evidence.job.signal_before_end_s if evidence.job else None
+    return f"{before} s" if before else "some time (slurm.signal_before_end_s of the profile)"
+
+
+def _quiet_before_end(evidence: Evidence) -> tuple[str, ...]:
+    """Whether the run printed and reported nothing for long before it was ended: then it hung."""
+    if evidence.ended_at is None:
+        return ()
+    since_end = max(0.0, evidence.now - evidence.ended_at)
+    ages = [log.age_s for log in evidence.logs]
+    ages += [evidence.points.newest_age_s] if evidence.points.newest_age_s is not None else []
+    quiet = min(ages, default=0.0) - since_end
+    return (
+        (f"nothing was printed or reported in its last {seconds(quiet)}: it may have hung",)
+        if quiet > 1800
+        else ()
+    )
+
+
+def preempted(evidence: Evidence) -> Finding | None:
+    """Another job had the higher right to the nodes."""
+    steps = [s for s in evidence.slurm.steps if s.state == "PREEMPTED"]
+    marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
+    by_log = marked is not None and "DUE TO PREEMPTION" in f"{marked.first} {marked.last}"
+    waits_again = evidence.slurm.waiting is not None and evidence.attempts > 0
+    if evidence.state != "PREEMPTED" and not (waits_again and (steps or by_log)):
+        return None
+    if waits_again:
+        sentence = "it was preempted by a job of higher priority, and waits to start again by itself"
+        remedy = (
+            "nothing is to be done; a partition or QOS that is not preempted costs more or waits longer."
+            f" {_RETRIES[0].upper()}{_RETRIES[1:]}"
+        )
+    else:
+        sentence = (
+            "it was preempted by a job of higher priority, and this site does not start it again by itself"
+        )
+        remedy = f"tp job retry {evidence.run_id}; or submit to a partition or QOS that is not preempted"
+    return Finding("preempted", sentence, remedy, evidence=_slurm_lines(evidence)[:3])
+
+
+def node_failure(evidence: Evidence) -> Finding | None:
+    """Slurm lost a node."""
+    steps = [s for s in evidence.slurm.steps if s.state in FAILED_WORDS]
+    marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
+    by_log = marked is not None and "DUE TO NODE FAILURE" in f"{marked.first} {marked.last}"
+    waits_again = evidence.slurm.waiting is not None and evidence.attempts > 0
+    if evidence.state not in FAILED_WORDS and not (waits_again and (steps or by_log)):
+        return None
+    down = [
+        said.split()[0]
+        for said in evidence.slurm.nodes_now
+        if re.search(r" (?:down|fail|drain|unknown)", said)
+    ]
+    silent = [node.host for node in evidence.nodes if node.code is None]
+    failed = evidence.slurm.fields.get("FailedNode", "")
+    host = failed or next((h for names in (down, silent) if len(names) == 1 for h in names), "")
+    node = next((n for n in evidence.nodes if n.host == host), None)
+    again = (
+        "it waits to start again by itself" if waits_again else "this site does not start it again by itself"
+    )
+    return Finding(
+        "node-failure",
+        f"{f'node {host}' if host else 'a node'} failed under it, and {again}",
+        f"{_RETRIES}"
+        if waits_again
+        else f"tp job retry {evidence.run_id}; leave the node out by --exclude {host or 'NODE'}",
+        node=node.rank if node else None,
+        host=host,
+        evidence=(*_slurm_lines(evidence)[:3], *(f"sinfo: {said}" for said in evidence.slurm.nodes_now[:4])),
+    )
+
+
+def node_silent(evidence: Evidence) -> Finding | None:
+    """A node's agent gives no sign of life while Slurm still believes in it."""
+    if evidence.state != "RUNNING":
+        return None
+    silent = [
+        n for n in evidence.nodes if n.code is None and n.beat_age_s is not None and n.beat_age_s > SILENT_S
+    ]
+    if not silent:
+        return None
+    first = silent[0]
+    others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    return Finding(
+        "node-silent",
+        f"node {first.rank} ({first.host}){others} has given no sign of life for"
+        f" {seconds(first.beat_age_s or 0)}, while"
+        " Slurm still says RUNNING",
+        "the node or its way to the storage is gone: Slurm notices after its SlurmdTimeout (300 s by"
+        " default) and ends or"
+        f" requeues the job; sooner: tp job stop {evidence.run_id}, then tp job retry {evidence.run_id}",
+        node=first.rank,
+        host=first.host,
+        evidence=tuple(
+            f"node {n.rank} ({n.host}): heartbeat {seconds(n.beat_age_s or 0)} ago" for n in silent[:4]
+        ),
+        certainty=LIKELY,
+    )
+
+
+def agent_gone(evidence: Evidence) -> Finding | None:
+    """A node's agent was killed, and left no exit record."""
+    if evidence.state not in ENDED_BADLY:
+        return None
+    gone = [n for n in evidence.nodes if n.code is None and n.state != "ended"]
+    own = [n for n in evidence.nodes if n.code and not n.told_to_stop]
+    if not gone or own:
+        return None
+    first = gone[0]
+    local = evidence.job is not None and evidence.job.scheduler == "local"
+    killed = _killed_line(evidence, first)
+    return Finding(
+        "agent-gone",
+        f"TunePlane's agent on node {first.rank} ({first.host}) is gone and left no record: "
+        + ("it was killed, or the machine was restarted" if local else "it was killed, or its node failed"),
+        f"tp job retry {evidence.run_id} starts it again. Killed for want of memory is the usual"
+        " cause: ask for more, or"
+        " use less" + ("" if local else f"; where it comes again on {first.host} alone, --exclude it"),
+        node=first.rank,
+        host=first.host,
+        evidence=(*killed, *last_lines(evidence.log(first.rank), 2)),
+        certainty=LIKELY,
+    )
+
+
+def _killed_line(evidence: Evidence, node: Node) -> tuple[str, ...]:
+    lines = evidence.batch.tail if evidence.batch else ()
+    return tuple(line for line in lines if node.host in line and re.search(r"Killed|exit code", line))[:2]
+
+
+def cancelled(evidence: Evidence) -> Finding | None:
+    """scancel, by whom."""
+    if evidence.state != "CANCELLED" or evidence.job_id in evidence.stopped:
+        return None
+    step = next((s for s in evidence.slurm.steps if s.state.startswith("CANCELLED by")), None)
+    marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
+    if step is None and evidence.slurm.state == "CANCELLED" and marked is None and not evidence.slurm.fields:
+        return None
+    ours = evidence.slurm.fields.get("JobState", "CANCELLED")
+    if step is None and ours != "CANCELLED":
+        return None
+    found = culprit(evidence)
+    if found.trace is not None and not found.is_victim:
+        return None
+    who = _who(step.state.removeprefix("CANCELLED by ").strip()) if step else ""
+    return Finding(
+        "cancelled",
+        f"the Slurm job was cancelled{' by ' + who if who else ''}",
+        f"tp job retry {evidence.run_id} starts it again"
+        + ("; ask the administrators why" if who.startswith("root") else ""),
+        evidence=_slurm_lines(evidence)[:3],
+    )
+
+
+def _who(uid: str) -> str:
+    if uid == "0":
+        return "root, an administrator"
+    return f"user id {uid}" if uid.isdecimal() else uid
+
+
+def _slurm_lines(evidence: Evidence) -> tuple[str, ...]:
+    """What Slurm said of the end."""
+    slurm = evidence.slurm
+    lines = [
+        f"sacct: {s.job_id} {s.state} {s.exit_code} {s.nodes}".rstrip()
+        for s in slurm.steps
+        if "." not in s.job_id
+    ]
+    marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
+    lines += [marked.last] if marked else []
+    state = slurm.fields.get("JobState")
+    if state and not lines:
+        lines.append(f"scontrol: {state} {slurm.fields.get('Reason', '')}".rstrip())
+    return tuple(dict.fromkeys(lines))
+
+
+def other_end(evidence: Evidence) -> Finding | None:
+    """Slurm's other words for an end."""
+    told = {
+        "DEADLINE": "its deadline passed before it could start or end",
+        "BOOT_FAIL": "its nodes did not boot",
+        "REVOKED": "a sibling in another cluster of the federation started instead",
+    }.get(evidence.state)
+    if told is None:
+        return None
+    return Finding(
+        "slurm-ended",
+        f"Slurm ended it: {told}",
+        f"tp job retry {evidence.run_id}",
+        evidence=_slurm_lines(evidence),
+    )
+
+
+FIRST = (stopped_by_user, saved_and_ended, walltime, preempted, node_failure)
+"""Slurm knows: what the log says of it (a rank that lost its peer) is the consequence."""
+
+RULES = (node_silent, cancelled, other_end)
+LAST = (agent_gone,)

@@ -1,0 +1,140 @@
+"""Logs and no points: why nothing arrived where the run itself is well."""
+
+from __future__ import annotations
+
+from tuneplane.diagnose.evidence import Evidence
+from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
+from tuneplane.diagnose.gather import QUIET_S, silence_s
+from tuneplane.diagnose.rules.told import at, last_lines
+
+WELL = ("RUNNING", "COMPLETED")
+
+
+def reporting_stopped(evidence: Evidence) -> Finding | None:
+    """The reporting module itself said that it could not write."""
+    for log in evidence.logs:
+        mark = log.mark("reporting-stopped", "points-dropped")
+        if mark is not None:
+            return Finding(
+                "reporting-stopped",
+                "reporting could not write its points"
+                + (", and some were dropped" if mark.name == "points-dropped" else ""),
+                "look at the folder in the message: space, quota, permission, a mount that is gone;"
+                " training itself is not"
+                " touched by it",
+                evidence=(mark.first,) if mark.first == mark.last else (mark.first, mark.last),
+                **at(evidence, log, mark),
+            )
+    return None
+
+
+def points_refused(evidence: Evidence) -> Finding | None:
+    """There are points, of another run or token."""
+    if evidence.points.points or not evidence.points.refused or evidence.state not in WELL:
+        return None
+    return Finding(
+        "points-refused",
+        f"points are there and cannot be this run's: {evidence.points.refused}",
+        "the program must take TUNEPLANE_JOB_ENDPOINT, _RUN_ID and _TOKEN as the job has them",
+        certainty=LIKELY,
+    )
+
+
+def _without_points(evidence: Evidence) -> bool:
+    job = evidence.job
+    return (
+        evidence.state in WELL
+        and not evidence.points.points
+        and not evidence.points.refused
+        and job is not None
+        and job.reporting
+        and any(log.size_bytes for log in evidence.logs)
+    )
+
+
+def still_loading(evidence: Evidence) -> Finding | None:
+    """Weights or data are on their way: there is nothing to report yet."""
+    if not _without_points(evidence) or evidence.state != "RUNNING":
+        return None
+    for log in evidence.logs:
+        mark = log.mark("loads")
+        if mark is not None and mark.last in log.tail[-3:]:
+            return Finding(
+                "still-loading",
+                "there are no points yet because weights or data are still downloading or loading",
+                "wait; where compute nodes download slowly or not at all, fetch them on the login"
+                " node beforehand into"
+                " HF_HOME",
+                evidence=last_lines(log, 1),
+                certainty=LIKELY,
+                **at(evidence, log, mark),
+            )
+    return None
+
+
+def no_log_call(evidence: Evidence) -> Finding | None:
+    """The experiment's code never names the reporting module."""
+    if not _without_points(evidence) or evidence.state != "RUNNING":
+        return None
+    if silence_s(evidence.now, evidence.nodes, evidence.logs, evidence.points) >= QUIET_S or still_loading(
+        evidence
+    ):
+        return None  # it is silent altogether, or not there yet: that is told
+    if evidence.written.reports or evidence.written.imports:
+        return _imports_without_points(evidence)
+    return Finding(
+        "no-log-call",
+        "it prints and reports no points: no file of the experiment names tuneplane.report or its callback",
+        "call log({...}, step=…) of tuneplane.report in the training loop, or give the trainer"
+        " TunePlaneCallback();"
+        " nothing is read out of what is printed",
+        evidence=(f"{evidence.written.files} files of the experiment and of the lab were searched",),
+        certainty=LIKELY,
+    )
+
+
+def _imports_without_points(evidence: Evidence) -> Finding:
+    names = ", ".join((evidence.written.reports or evidence.written.imports)[:3])
+    return Finding(
+        "no-points-yet",
+        f"it has reported no points yet, though {names} names tuneplane",
+        "the first log() may still be to come; only rank 0 reports; an import within `try` fails"
+        " silently where the image"
+        " has no tuneplane",
+        evidence=(),
+        certainty=POSSIBLE,
+    )
+
+
+def completed_without_points(evidence: Evidence) -> Finding | None:
+    """It ended well, and `tp job metrics` is empty."""
+    if not _without_points(evidence) or evidence.state != "COMPLETED":
+        return None
+    named = evidence.written.reports or evidence.written.imports
+    if named:
+        why = f"though {', '.join(named[:3])} names tuneplane"
+        remedy = (
+            "an import within `try` fails silently where the image has no tuneplane, and only rank 0"
+            " reports: print"
+            " tuneplane.__file__ there"
+        )
+    else:
+        why = "since no file of the experiment names tuneplane.report or its callback"
+        remedy = (
+            "call log({...}, step=…) of tuneplane.report in the training loop, or give the trainer"
+            " TunePlaneCallback()"
+        )
+    return Finding(
+        "completed-without-points",
+        f"it completed, and reported no points, {why}",
+        remedy,
+        evidence=_last(evidence),
+        certainty=LIKELY,
+    )
+
+
+def _last(evidence: Evidence) -> tuple[str, ...]:
+    return last_lines(evidence.logs[0], 2) if evidence.logs else ()
+
+
+RULES = (reporting_stopped, points_refused, still_loading, no_log_call, completed_without_points)
