@@ -117,7 +117,7 @@ def test_a_preempted_run_and_a_lost_node_are_told(testbed_alone: Testbed) -> Non
     run = lab.submit("h200-bare:32", "--partition", "preempt")
     run.wait_for(lambda: run.log().count("started") == 4, "started on four nodes")
     testbed_alone.exec(["sbatch", "--nodes=4", "--exclusive", "--wrap", "sleep 20"], user="bob")
-    run.wait_for(lambda: run.status()["state"] != "RUNNING", "preempted")
+    run.wait_for(lambda: run.status()["state"] not in ("RUNNING", "COMPLETING"), "preempted")
     assert (
         why(run)["sentence"]
         == "it was preempted by a job of higher priority, and waits to start again by itself"
@@ -132,7 +132,7 @@ def test_a_preempted_run_and_a_lost_node_are_told(testbed_alone: Testbed) -> Non
     try:
         words = ["scontrol", "update", f"nodename={host}", "state=down", "reason=test"]
         testbed_alone.exec(words, user="root")
-        run.wait_for(lambda: run.status()["state"] != "RUNNING", "lost its node")
+        run.wait_for(lambda: run.status()["state"] not in ("RUNNING", "COMPLETING"), "lost its node")
         assert f"node {host} failed under it" in why(run)["sentence"]
     finally:
         testbed_alone.node_exec(host, ["pkill", "-CONT", "-x", "slurmd"])

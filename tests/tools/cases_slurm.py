@@ -251,6 +251,14 @@ def stopped(b: Bed) -> str:
     return run
 
 
+@case("slurm-completing", "ending", "cancelled, and the program takes its time to end", near=("healthy",))
+def completing(b: Bed) -> str:
+    b.train("trap '' TERM\necho step 1\nwhile :; do sleep 1; done")
+    run = b.wait(b.submit(), "RUNNING", log="step 1")
+    b.lab.sh(["scancel", b.job_id(run)])
+    return b.wait(run, "COMPLETING")
+
+
 @case("slurm-suspended", "suspended", "an administrator suspends it")
 def suspended(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")

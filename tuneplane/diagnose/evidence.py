@@ -123,6 +123,7 @@ class Job:
     time: str = ""
     reporting: bool = True
     signal_before_end_s: int | None = None
+    stop_grace_s: float = 20.0
     mounts: tuple[str, ...] = ()
     data: tuple[str, ...] = ()  # NAME=folder of HF_HOME and each *_DATA_DIR
 

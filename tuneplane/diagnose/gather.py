@@ -292,6 +292,7 @@ def _job(job: JobSpec) -> Job:
         time=(slurm.time if slurm else None) or "",
         reporting=spec.reporting.enabled,
         signal_before_end_s=slurm.signal_before_end_s if slurm else None,
+        stop_grace_s=spec.node.stop_grace_s,
         mounts=tuple(mount.source for mount in spec.container.mounts),
         data=tuple(data),
     )

@@ -1,11 +1,11 @@
-"""How long a running command has said nothing. Pure; `gather.py` decides by it what to look at, rules what to tell."""
+"""How long a running command has said nothing. Pure; `gather.py` decides by it what to look at."""
 
 from __future__ import annotations
 
 from tuneplane.diagnose.evidence import Log, Node, Points
 
 QUIET_S = 120.0
-"""A run whose command prints and reports nothing for so long is looked at on its nodes: a step may take a minute."""
+"""A run whose command prints and reports nothing for so long is looked at: a step may take a minute."""
 
 
 def silence_s(now: float, nodes: tuple[Node, ...], logs: tuple[Log, ...], points: Points) -> float:
