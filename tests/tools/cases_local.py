@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from pathlib import Path
 
 from record_cases import URL, CaseRun, Place
 
@@ -257,7 +256,7 @@ RUNS: tuple[CaseRun, ...] = (
         f'export PATH="/usr/bin:$PATH"\n{PYTHON}',
         "the module is in another Python of the PATH than the one that runs",
         files={"train.py": "import torch\nprint(torch.__version__)\n"},
-        config={"defaults.yaml": f"cluster:\n  path: /usr/bin:/bin:{Path('/var/cache/dx-torch/bin')}\n"},
+        config={"defaults.yaml": "cluster:\n  path: /usr/bin:/bin:@TORCHBIN@\n"},
     ),
     CaseRun(
         "module-nowhere",

@@ -191,7 +191,9 @@ def node_down(b: Bed) -> str:
     run = b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 1")
     nodes = b.bed.job(b.job_id(run))["NodeList"]
     last = b.root("scontrol", "show", "hostnames", nodes).split()[-1]
-    b.bed.node_exec(last, ["pkill", "-STOP", "-x", "slurmd"])  # a node that is gone does not come back by itself
+    b.bed.node_exec(
+        last, ["pkill", "-STOP", "-x", "slurmd"]
+    )  # a node that is gone does not come back by itself
     b.root("scontrol", "update", f"nodename={last}", "state=down", "reason=test")
     return b.wait(run, "NODE_FAIL")
 
@@ -202,7 +204,9 @@ def node_requeued(b: Bed) -> str:
     run = b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 1")
     nodes = b.bed.job(b.job_id(run))["NodeList"]
     last = b.root("scontrol", "show", "hostnames", nodes).split()[-1]
-    b.bed.node_exec(last, ["pkill", "-STOP", "-x", "slurmd"])  # a node that is gone does not come back by itself
+    b.bed.node_exec(
+        last, ["pkill", "-STOP", "-x", "slurmd"]
+    )  # a node that is gone does not come back by itself
     b.root("scontrol", "update", f"nodename={last}", "state=down", "reason=test")
     return b.wait(run, "PENDING", "REQUEUED")
 
@@ -245,6 +249,22 @@ def stopped(b: Bed) -> str:
     run = b.wait(b.submit(), "RUNNING", log="step 1")
     b.lab.sh(["tp", "job", "stop", run], timeout=120)
     return run
+
+
+@case("slurm-completing", "ending", "cancelled, and the program takes its time to end", near=("healthy",))
+def completing(b: Bed) -> str:
+    b.train("trap '' TERM\necho step 1\nwhile :; do sleep 1; done")
+    run = b.wait(b.submit(), "RUNNING", log="step 1")
+    b.lab.sh(["scancel", b.job_id(run)])
+    return b.wait(run, "COMPLETING")
+
+
+@case("slurm-suspended", "suspended", "an administrator suspends it")
+def suspended(b: Bed) -> str:
+    b.train("echo step 1\nsleep 300")
+    run = b.wait(b.submit(), "RUNNING", log="step 1")
+    b.root("scontrol", "suspend", b.job_id(run))
+    return b.wait(run, "SUSPENDED")
 
 
 @case("slurm-agent-killed", "agent-gone", "the agent of one node is killed")
@@ -462,6 +482,37 @@ def image_python(b: Bed) -> str:
     return b.wait(b.lab.submit("h200:1", image=image).run_id, "FAILED")
 
 
+@case(
+    "slurm-image-foreign",
+    "foreign-tuneplane",
+    "the image has another project's package of that name",
+    says="tuneplane 0.4 (A console)",
+)
+def image_foreign(b: Bed) -> str:
+    folder, image = b.bed.home() / "foreign", b.bed.home() / "foreign.sif"
+    script = (
+        'rm -rf "$1" "$2"; apptainer -q build --sandbox "$1" "$3" && p="$1/usr/lib/python3/dist-packages" && '
+        'mkdir -p "$p/tuneplane" "$p/tuneplane-0.4.dist-info" && touch "$p/tuneplane/__init__.py" && '
+        'printf "Metadata-Version: 2.1\\nName: tuneplane\\nVersion: 0.4\\nSummary: A console\\n" '
+        '>"$p/tuneplane-0.4.dist-info/METADATA" && apptainer -q build "$2" "$1"'
+    )
+    b.lab.sh(["sh", "-c", script, "sh", str(folder), str(image), str(b.bed.image)], timeout=300)
+    b.train("exec python3 -c 'from tuneplane.report import log'")
+    return b.wait(b.lab.submit("h200:1", image=image).run_id, "FAILED")
+
+
+@case("slurm-scaffold", "scaffold-unedited", "a scaffold submitted as it is, in a container")
+def scaffold(b: Bed) -> str:
+    b.train('echo "no training command yet" >&2\nexit 1')
+    return b.wait(b.submit("h200:1"), "FAILED")
+
+
+@case("slurm-command-missing", "command-not-found", "a program that the image does not have")
+def command_missing(b: Bed) -> str:
+    b.train("accelerate launch train.py")
+    return b.wait(b.submit("h200:1"), "FAILED")
+
+
 # --- waiting ---
 
 
@@ -557,6 +608,15 @@ def pending_held_admin(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
+@waits("requeued-held", "requeued by hand, into a hold", "and is held")
+def pending_requeued_held(b: Bed) -> str:
+    b.train("echo step 1\nsleep 300")
+    run = b.wait(b.submit(), "RUNNING", log="step 1")
+    b.root("scontrol", "requeuehold", b.job_id(run))
+    time.sleep(4)
+    return run
+
+
 @waits("begin", "it asked to begin in an hour", "not to begin before")
 def pending_begin(b: Bed) -> str:
     b.config("cluster:\n  slurm:\n    extra_directives:\n      begin: now+1hour\n")
@@ -566,7 +626,7 @@ def pending_begin(b: Bed) -> str:
     return b.wait(run, "PENDING")
 
 
-@waits("node-drained", "the node it asks for is drained", "down, drained or reserved: n4")
+@waits("node-drained", "the node it asks for is drained", "down, drained or reserved: ")
 def pending_node_drained(b: Bed) -> str:
     b.root("scontrol", "update", "nodename=n4", "state=drain", "reason=fan replaced")
     b.train("echo trained")

@@ -109,7 +109,8 @@ class Place:
             path = self.base / "site" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             if text:
-                path.write_text(text.replace("@BASE@", str(self.base)))
+                filled = text.replace("@TORCHBIN@", str(Path(self.torch).parent))
+                path.write_text(filled.replace("@BASE@", str(self.base)))
 
     def write(self, name: str, files: dict[str, str]) -> None:
         self.sh(["tp", "new", name, "--method", "custom/custom"])

@@ -20,6 +20,8 @@ SYSTEM_FOLDERS = (
 
 PACKAGES = re.compile(r"/(?:site|dist)-packages(?:/|$)|/lib/python3")
 
+NODE_FIELDS = ("BatchHost", "NodeList", "FailedNode", "ReqNodeList", "SchedNodeList", "ExcNodeList")
+
 _KEPT = re.compile(
     r"runs|attempts|slurm|ingest|out|checkpoints?|checkpoint-\d+|logs?|hf_export|eval|report\.json|work|home|tmp|"
     r"data|images?|experiments|common|configs|train\.(?:sh|py)|node-\d+\.(?:log|json|beat)|\d+|\d+\.out|local\.out|"
@@ -65,7 +67,7 @@ class Anonymiser:
         hosts = {*evidence.hosts, *(n.host for n in evidence.nodes), *(log.host for log in evidence.logs)}
         hosts |= {failure.host for log in evidence.logs for failure in log.failures}
         fields = evidence.slurm.fields
-        hosts |= {fields.get(name, "") for name in ("BatchHost", "NodeList", "FailedNode", "ReqNodeList")}
+        hosts |= {fields.get(name, "") for name in NODE_FIELDS}
         hosts |= {step.nodes for step in evidence.slurm.steps} | {os.uname().nodename}
         hosts |= {said.split()[0] for said in evidence.slurm.nodes_now}
         for host in sorted(hosts - {"", "127.0.0.1", "localhost"}):

@@ -31,7 +31,9 @@ def save_case(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(
-            path, {**as_json(anonymise(evidence, names, secrets)), "tuneplane": __version__, "told": told}
+            path,
+            {**as_json(anonymise(evidence, names, secrets)), "tuneplane": __version__, "told": told},
+            0o600,
         )
     except OSError as error:
         raise OperationError(Fault(f"not written: {error.strerror}", str(path))) from None

@@ -62,6 +62,7 @@ class Log:
 
     searched_bytes: how much of it was looked at; less than its size in a log that is too large.
     head, tail: its first and last lines, cut. age_s: since it was last written to.
+    image: what the agent said of the image after a command that failed at once.
     """
 
     node: int | None
@@ -71,6 +72,7 @@ class Log:
     age_s: float
     head: tuple[str, ...] = ()
     tail: tuple[str, ...] = ()
+    image: tuple[str, ...] = ()
     marks: tuple[Mark, ...] = ()
     traces: tuple[Trace, ...] = ()
     failures: tuple[RankFailure, ...] = ()
@@ -121,6 +123,7 @@ class Job:
     time: str = ""
     reporting: bool = True
     signal_before_end_s: int | None = None
+    stop_grace_s: float = 20.0
     mounts: tuple[str, ...] = ()
     data: tuple[str, ...] = ()  # NAME=folder of HF_HOME and each *_DATA_DIR
 

@@ -31,6 +31,7 @@ from tuneplane.diagnose.interpreters import read_interpreters
 from tuneplane.diagnose.logs import SEARCH_S, read_log
 from tuneplane.diagnose.look import read_outputs, read_points, read_space
 from tuneplane.diagnose.processes import read_processes
+from tuneplane.diagnose.silence import QUIET_S, silence_s
 from tuneplane.diagnose.slurmwords import read_slurm
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
@@ -39,9 +40,6 @@ from tuneplane.runs.records import number as real
 from tuneplane.runs.records import read_hosts, stopped_jobs, whole
 from tuneplane.runs.state import WAITING, read_state
 from tuneplane.spec import JobSpec, read
-
-QUIET_S = 120.0
-"""A run whose command prints and reports nothing for so long is looked at on its node."""
 
 T = TypeVar("T")
 
@@ -102,7 +100,7 @@ class _Gathering:
             stopped=tuple(sorted(stopped_jobs(run))),
             submitted_at=state.submitted_at,
             earlier_ends=tuple(_ending(attempt) for attempt in self.attempts[:-1][-5:]),
-            slurm=self._slurm(),
+            slurm=self._try("Slurm", self._slurm, Slurm()),
             points=points,
             written=self._code(),
             outputs=self._try("out", lambda: read_outputs(run.out), Outputs()),
@@ -235,14 +233,6 @@ def _changed_at(path: Path) -> float:
         return 0.0
 
 
-def silence_s(now: float, nodes: tuple[Node, ...], logs: tuple[Log, ...], points: Points) -> float:
-    """Seconds since a running command last printed or reported anything, or was started."""
-    ages = [log.age_s for log in logs]
-    ages += [points.newest_age_s] if points.newest_age_s is not None else []
-    ages += [max(0.0, now - n.command_started_at) for n in nodes if n.command_started_at is not None]
-    return min(ages, default=0.0)
-
-
 def _nodes(attempt: AttemptFolder, now: float) -> tuple[Node, ...]:
     found = []
     for path in attempt.path.glob("node-*.json"):
@@ -302,6 +292,7 @@ def _job(job: JobSpec) -> Job:
         time=(slurm.time if slurm else None) or "",
         reporting=spec.reporting.enabled,
         signal_before_end_s=slurm.signal_before_end_s if slurm else None,
+        stop_grace_s=spec.node.stop_grace_s,
         mounts=tuple(mount.source for mount in spec.container.mounts),
         data=tuple(data),
     )

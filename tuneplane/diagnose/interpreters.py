@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
+from pathlib import Path
 
 from tuneplane.containers import Container, launch
 from tuneplane.diagnose.evidence import Interpreter
 from tuneplane.kernel.errors import TunePlaneError
+from tuneplane.kernel.files import write_atomic
 
 ANSWER_S = 25.0
 MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,80}")
@@ -47,27 +50,44 @@ def read_interpreters(
     """Every Python that is found in the image, or why it cannot be asked. path: PATH where there is no image."""
     if not MODULE.fullmatch(module):
         return f"{module!r} is no name of a module"
-    container = Container(runtime=runtime, binary=binary, image=image, options=options, workdir="/")
-    environ = {"PATH": path} if runtime == "none" else {}
-    try:
-        started = launch(container, ["sh", "-c", SCRIPT, "sh", module], environ, [], {"PATH": path})
-        done = subprocess.run(
-            started.argv,
-            env=started.environ,
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=ANSWER_S,
-            check=False,
+    with tempfile.TemporaryDirectory(prefix="tuneplane-why-") as folder:
+        places = {name: f"{folder}/{name}" for name in ("tmp", "home", "runtime")}
+        for place in places.values():
+            Path(place).mkdir()
+        container = Container(
+            runtime="enroot"
+            if runtime == "pyxis"
+            else runtime,  # pyxis starts images in steps of Slurm alone
+            binary=binary,
+            image=image,
+            options=options,
+            workdir="/",
+            tmp_dir=places["tmp"],
+            home_dir=places["home"],
+            state_dir=places["runtime"],
         )
-    except TunePlaneError as error:
-        return error.faults[0].what
-    except subprocess.TimeoutExpired:
-        return f"the image did not answer within {ANSWER_S:.0f} s"
-    except OSError as error:
-        return f"{runtime}: {error.strerror}"
+        environ = {"PATH": path} if runtime == "none" else {}
+        try:
+            started = launch(container, ["sh", "-c", SCRIPT, "sh", module], environ, [], {"PATH": path})
+            for name, text in started.files.items():
+                write_atomic(Path(name), text, 0o600)
+            done = subprocess.run(
+                started.argv,
+                env=started.environ,
+                cwd=started.cwd,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                encoding="utf-8",
+                errors="replace",
+                timeout=ANSWER_S,
+                check=False,
+            )
+        except TunePlaneError as error:
+            return error.faults[0].what
+        except subprocess.TimeoutExpired:
+            return f"the image did not answer within {ANSWER_S:.0f} s"
+        except OSError as error:
+            return f"{runtime}: {error.strerror}"
     found = parse_interpreters(done.stdout)
     if not found and done.returncode != 0:
         return f"the image cannot be started here: {' '.join(done.stderr.split())[-200:]}"

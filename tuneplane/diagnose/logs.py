@@ -37,6 +37,9 @@ MOST_TRACES = 24
 MOST_LINES = 20_000
 """Lines looked at for one pattern in one piece: a word that stands in every line must not cost minutes."""
 
+IMAGE_SAID = "tuneplane: the command failed at once; what its image has:"
+"""Of the node agent, after the program's own last lines. Source: `node/early.py`."""
+
 TORCHRUN = b"Root Cause (first observed failure)"
 
 
@@ -88,6 +91,8 @@ class _Search:
         traces = sorted(self.traces.values(), key=lambda trace: trace.offset)
         if len(traces) > MOST_TRACES:
             traces = [*traces[: MOST_TRACES // 2], *traces[-MOST_TRACES // 2 :]]
+        lines = _last_lines(tail or head, TAIL_LINES)
+        own = next((place for place, line in enumerate(lines) if line.startswith(IMAGE_SAID)), len(lines))
         return Log(
             node=None,
             host="",
@@ -95,7 +100,8 @@ class _Search:
             searched_bytes=searched,
             age_s=0.0,
             head=tuple(_lines_of(head[: 1 << 16], HEAD_LINES)),
-            tail=tuple(_last_lines(tail or head, TAIL_LINES)),
+            tail=tuple(lines[:own]),
+            image=tuple(line.removeprefix("tuneplane: ").strip() for line in lines[own + 1 :]),
             marks=tuple(sorted(self.marks.values(), key=lambda mark: mark.first_offset)),
             traces=tuple(traces),
             failures=tuple(self.failures),

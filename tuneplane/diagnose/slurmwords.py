@@ -148,8 +148,9 @@ def parse_fields(line: str, wanted: frozenset[str] | None = None) -> dict[str, s
     """`Name=value Name=value …` of scontrol's one-line form; values may hold blanks and `=`."""
     found: dict[str, str] = {}
     places = [m for m in _FIELD.finditer(line) if m.start() == 0 or line[m.start() - 1].isspace()]
-    for place, following in zip(places, [*places[1:], None], strict=True):
-        value = line[place.end() : following.start() if following else len(line)].strip()
+    ends = [place.start() for place in places[1:]] + [len(line)]
+    for place, end in zip(places, ends, strict=False):
+        value = line[place.end() : end].strip()
         if wanted is None or place[1] in wanted:
             found.setdefault(place[1], value)
     return {name: value for name, value in found.items() if value not in NOTHING}

@@ -16,7 +16,7 @@ NODE_FORMAT = "%N|%P|%c|%m|%G|%f|%t"
 
 @dataclass(frozen=True)
 class Said:
-    """Texts of the commands; empty where one did not answer. refused: command → its words."""
+    """Texts of the commands; empty where one did not answer. refused: program → its first words."""
 
     version: str = ""
     config: str = ""
@@ -57,5 +57,5 @@ def ask(user: str, run: Callable[[list[str]], str] | None = None) -> Said:
         try:
             texts[name] = run(argv) if run else run_slurm(argv, timeout_s=ANSWER_S)
         except OperationError as error:
-            refused[argv[0] if name == "version" else " ".join(argv[:3])] = error.faults[0].what
+            refused.setdefault(argv[0], error.faults[0].what)
     return Said(**texts, refused=refused)

@@ -44,9 +44,7 @@ def _image_faults(image: Image, run_id: str) -> Iterator[Fault]:
     where = f"node {os.uname().nodename}"
     try:
         found = Path(image.path).stat()
-    except OSError as error:
-        what = f"the image {image.path} cannot be started: {error.strerror}"
-        yield Fault(what, where, "is its folder seen by this node, and was the file removed? tp submit again")
+    except OSError:  # told with the mounts that are not there, by `command`
         return
     recorded = (image.size_bytes, image.modified_s)
     if image.size_bytes and recorded != (found.st_size, int(found.st_mtime)):

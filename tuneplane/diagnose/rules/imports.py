@@ -7,7 +7,7 @@ import re
 from tuneplane.diagnose.culprit import Culprit, culprit
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
-from tuneplane.diagnose.rules.told import ENDED_BADLY, last_lines, lines_of, place
+from tuneplane.diagnose.rules.told import ENDED_BADLY, image_lines, last_lines, lines_of, place
 
 _MISSING = re.compile(r"No module named '?([\w.]+)'?")
 _NAME = re.compile(r"cannot import name '(\w+)' from '(tuneplane[\w.]*)'(?: \((.*?)\))?")
@@ -66,13 +66,16 @@ def foreign_tuneplane(evidence: Evidence) -> Finding | None:
         what = f"its {named[2]} has no {named[1]}" + (f" ({named[3]})" if named[3] else "")
     else:
         return None
+    named_by_image = next((line for line in image_lines(found.log) if "another project's" in line), "")
+    if package := re.search(r"the image's (tuneplane \S+(?: \(.*?\))?) is another", named_by_image):
+        what = f"{package[1]}, which has no tuneplane.report"
     return Finding(
         "foreign-tuneplane",
         f"import tuneplane found another package of that name: {what}",
         "take that package off the path (pip uninstall tuneplane in the image, or PYTHONPATH in"
         " train.sh) and install"
         " this project's wheel",
-        evidence=lines_of(found),
+        evidence=(*lines_of(found), *filter(None, [named_by_image])),
         **place(found),
     )
 
@@ -133,6 +136,7 @@ def module_missing(evidence: Evidence) -> Finding | None:
     image = evidence.job is not None and evidence.job.runtime != "none"
     where = "the image" if image else "the Python that train.sh runs"
     evidence_lines = lines_of(missing[1]) or last_lines(missing[1].log)
+    evidence_lines += image_lines(missing[1].log)[:3]
     return Finding(
         "module-missing",
         f"{where} has no module {missing[0]}",

@@ -146,6 +146,19 @@ def node_failure(evidence: Evidence) -> Finding | None:
     )
 
 
+def suspended(evidence: Evidence) -> Finding | None:
+    """Stopped by Slurm: its processes stand still and keep their nodes."""
+    if evidence.state != "SUSPENDED":
+        return None
+    return Finding(
+        "suspended",
+        "Slurm has suspended it: its processes stand still, and keep their nodes and memory",
+        "an administrator did it, or jobs take turns on these nodes (gang scheduling); it goes on by itself, or by"
+        f" scontrol resume {evidence.job_id}",
+        evidence=(f"squeue: {evidence.state} {evidence.slurm.reason}".rstrip(),),
+    )
+
+
 def node_silent(evidence: Evidence) -> Finding | None:
     """A node's agent gives no sign of life while Slurm still believes in it."""
     if evidence.state != "RUNNING":
@@ -270,5 +283,5 @@ def other_end(evidence: Evidence) -> Finding | None:
 FIRST = (stopped_by_user, saved_and_ended, walltime, preempted, node_failure)
 """Slurm knows: what the log says of it (a rank that lost its peer) is the consequence."""
 
-RULES = (node_silent, cancelled, other_end)
+RULES = (suspended, node_silent, cancelled, other_end)
 LAST = (agent_gone,)

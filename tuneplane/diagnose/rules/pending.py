@@ -48,6 +48,12 @@ REASONS: tuple[Reason, ...] = (
     Reason("JobHeldUser", "it is held, by you", "scontrol release {job}", never=True),
     Reason("JobHeldAdmin", "it is held by an administrator", "ask the administrators", never=True),
     Reason(
+        "job requeued in held state",
+        "it was requeued by somebody, and is held",
+        "scontrol release {job}; ask the administrators where it was not you",
+        never=True,
+    ),
+    Reason(
         "launch failed requeued held",
         "it was started, failed to launch and was held",
         "look at tp job logs; scontrol release {job} starts it again",

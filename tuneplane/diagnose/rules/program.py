@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuneplane.diagnose.culprit import culprit
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.rules.told import last_lines, lines_of, on, place, shortly
+from tuneplane.diagnose.rules.told import image_lines, last_lines, lines_of, on, place, shortly
 
 OWN = ("FAILED", "LOST", "CANCELLED")
 
@@ -92,7 +92,7 @@ def command_failed(evidence: Evidence) -> Finding | None:
         if code < 128
         else f"{found.node.reason}{where}",
         "`set -x` in train.sh shows the line that fails; the whole log: tp job logs RUN",
-        evidence=last_lines(found.log, 6),
+        evidence=(*last_lines(found.log, 6), *image_lines(found.log)),
         certainty=LIKELY,
         **place(found),
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.gather import QUIET_S, silence_s
 from tuneplane.diagnose.rules.told import at, last_lines
+from tuneplane.diagnose.silence import QUIET_S, silence_s
 
 WELL = ("RUNNING", "COMPLETED")
 

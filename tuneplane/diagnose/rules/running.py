@@ -6,8 +6,8 @@ import re
 
 from tuneplane.diagnose.evidence import Evidence, Process
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.gather import QUIET_S, silence_s
 from tuneplane.diagnose.rules.told import last_lines, seconds
+from tuneplane.diagnose.silence import QUIET_S, silence_s
 
 BUSY_PERCENT = 20.0
 """Of one CPU: a process that computes, or polls a GPU, uses more; one that waits uses less."""
@@ -212,10 +212,25 @@ def starting(evidence: Evidence) -> Finding | None:
     )
 
 
+def ending(evidence: Evidence) -> Finding | None:
+    """Between the order to end and the end."""
+    if evidence.state != "COMPLETING":
+        return None
+    left = [n for n in evidence.nodes if n.code is None]
+    where = f" on {', '.join(n.host for n in left[:4])}" if left else ""
+    grace = evidence.job.stop_grace_s if evidence.job else 0.0
+    return Finding(
+        "ending",
+        f"Slurm is ending it: its processes{where} are being stopped, or its nodes cleaned up",
+        f"ask again in a moment: programs have {grace:.0f} s to save after TERM, and Slurm's KillWait ends the rest",
+        evidence=last_lines(evidence.batch, 2),
+    )
+
+
 def healthy(evidence: Evidence) -> Finding | None:
     """It runs, and says so."""
     quiet = _quiet_s(evidence)
-    if evidence.state not in ("RUNNING", "COMPLETING") or quiet >= QUIET_S or not _started(evidence):
+    if evidence.state != "RUNNING" or quiet >= QUIET_S or not _started(evidence):
         return None
     points = ""
     if evidence.points.points and evidence.points.newest_age_s is not None:
@@ -270,5 +285,5 @@ def cannot_tell(evidence: Evidence) -> Finding:
     )
 
 
-RULES = (waits_for_rank, no_progress, slow_start, starting)
+RULES = (waits_for_rank, no_progress, slow_start, starting, ending)
 WELL = (healthy, completed)

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from tuneplane.diagnose.evidence import Evidence, Log
 from tuneplane.diagnose.finding import Finding
-from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines
+from tuneplane.diagnose.rules.told import ENDED_BADLY, at, image_lines, last_lines
 from tuneplane.kernel.env import ALWAYS, INGEST, URL, VARIABLES
 
 _BASH = re.compile(r"^(?P<script>\S.*?): line (?P<line>\d+): (?P<said>.*)$")
@@ -142,7 +142,7 @@ def command_not_found(evidence: Evidence) -> Finding | None:
                 "command-not-found",
                 f"there is no {program} {where}, which line {said.line} of train.sh starts",
                 remedy,
-                evidence=(said.text,),
+                evidence=(said.text, *image_lines(said.log)),
                 **at(evidence, said.log),
             )
     return None

@@ -45,6 +45,11 @@ def last_lines(log: Log | None, most: int = 4) -> tuple[str, ...]:
     return tuple(cut(line, 300) for line in log.tail[-most:]) if log else ()
 
 
+def image_lines(log: Log | None) -> tuple[str, ...]:
+    """What the agent found wanting in the image, after a command that failed at once."""
+    return tuple(line for line in (log.image if log else ()) if not line.startswith("ok"))
+
+
 def lines_of(culprit: Culprit) -> tuple[str, ...]:
     """What speaks for a culprit: its traceback, else torchrun's word, else the last lines of its log."""
     if culprit.trace is not None:
