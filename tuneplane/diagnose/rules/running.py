@@ -222,7 +222,7 @@ def ending(evidence: Evidence) -> Finding | None:
     return Finding(
         "ending",
         f"Slurm is ending it: its processes{where} are being stopped, or its nodes cleaned up",
-        f"ask again in a moment: programs have {grace:.0f} s to save after TERM, and Slurm's KillWait ends the rest",
+        f"ask again in a moment: programs have {grace:.0f} s to save after TERM, and KillWait ends the rest",
         evidence=last_lines(evidence.batch, 2),
     )
 
