@@ -49,6 +49,7 @@ from tuneplane.spec import (
     Output,
     Reporting,
     Resources,
+    Restart,
     Slurm,
     Spec,
 )
@@ -61,6 +62,12 @@ STANDARD_OUTPUTS = (
     Output("eval", "eval/report.json"),
 )
 """What the platform finds below every output folder (C13)."""
+
+UNLIMITED_SAVE_S = 60.0
+"""Time to save where no walltime is near."""
+
+END_MARGIN_S = 15.0
+"""What ending a run and starting it again may take, before its time is over."""
 
 URL_REQUIRED = "custom external observability requires spec.framework.observability_url"
 
@@ -233,11 +240,14 @@ def compile_request(
             secrets=secrets,
             heartbeat_s=cluster.heartbeat_s,
             stop_grace_s=cluster.stop_grace_s,
+            save_s=save_time_s(cluster),
+            save_signal=cluster.save_signal or "",
         ),
         reporting=Reporting(enabled=cluster.reporting),
         capsule=Capsule(capsule.digest, capsule.size_bytes, capsule.files, kernel_sha256=""),
         hyperparams=params,
         slurm=_slurm(cluster, request) if cluster.scheduler == "slurm" else None,
+        restart=_restart(cluster),
         outputs=[*STANDARD_OUTPUTS, *(Output(o.name, o.path, o.kind, o.step_key) for o in recipe.outputs)],
     )
     root = Path(cluster.storage_root).expanduser()
@@ -445,6 +455,22 @@ def _slurm(cluster: Cluster, request: Request) -> Slurm:
         modules=list(slurm.modules),
         srun_options=list(slurm.srun_options),
     )
+
+
+def save_time_s(cluster: Cluster) -> float:
+    """How long a trainer may take from the stop marker on, before TERM: so that all has ended before the limit."""
+    if cluster.save_s is not None:
+        return cluster.save_s
+    warned_s = cluster.slurm.signal_before_end_s
+    if cluster.scheduler != "slurm" or warned_s is None:
+        return UNLIMITED_SAVE_S
+    return max(warned_s - cluster.stop_grace_s - END_MARGIN_S, warned_s / 3)
+
+
+def _restart(cluster: Cluster) -> Restart:
+    if cluster.scheduler != "slurm":
+        return Restart()
+    return Restart(cluster.max_restarts, cluster.restart_way)
 
 
 def _check_start(found: Findings, spec: Spec, root: Path) -> None:

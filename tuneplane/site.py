@@ -100,6 +100,10 @@ class Cluster:
     environment: dict[str, str] = field(default_factory=dict)  # NCCL_* and the like
     heartbeat_s: float = 10.0
     stop_grace_s: float = 20.0
+    save_s: float | None = None  # None: what signal_before_end_s leaves of it
+    save_signal: str | None = None  # USR1, USR2 or TERM; None: the stop marker alone
+    max_restarts: int = 10
+    restart_way: str = "requeue"  # requeue | successor
     reporting: bool = True  # bind ingest (TUNEPLANE_JOB_ENABLED)
     slurm: Slurm = field(default_factory=Slurm)
     container: ContainerRuntime = field(default_factory=ContainerRuntime)

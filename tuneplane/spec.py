@@ -23,6 +23,10 @@ API_VERSION = "tuneplane/job/v1"
 T = TypeVar("T")
 
 
+SAVE_SIGNALS = ("", "USR1", "USR2", "TERM")
+"""Signals that a trainer may have chosen to save by; empty: it looks for the stop marker."""
+
+
 @dataclass(frozen=True)
 class OneOf:
     """A rule of a field: exactly one of these words."""
@@ -158,6 +162,16 @@ class Node:
     secrets: list[str] = field(default_factory=list)  # names that stand in secrets.env
     heartbeat_s: Annotated[float, AtLeast(0.01)] = 10.0  # between two signs of life of a node
     stop_grace_s: Annotated[float, AtLeast(0)] = 20.0  # between the trainer's TERM and KILL; KillWait is 30
+    save_s: Annotated[float, AtLeast(0)] = 60.0  # between the stop marker and TERM
+    save_signal: Annotated[str, OneOf(SAVE_SIGNALS)] = ""  # to processes that catch it, with the marker
+
+
+@dataclass(frozen=True)
+class Restart:
+    """When the run starts again by itself: after its walltime, a preemption, a dead node."""
+
+    max_restarts: Annotated[int, AtLeast(0)] = 0  # how often, one after the other
+    way: Annotated[str, OneOf(("requeue", "successor"))] = "requeue"  # scontrol requeue, or a new job
 
 
 @dataclass(frozen=True)
@@ -212,6 +226,7 @@ class Spec:
     capsule: Capsule
     hyperparams: dict[str, Any] = field(default_factory=dict)  # --set, flat: TUNEPLANE_PARAMS_FILE
     slurm: Optional[Slurm] = None  # there where the scheduler is slurm
+    restart: Restart = field(default_factory=Restart)  # when it starts again by itself
     outputs: list[Output] = field(default_factory=list)  # what is looked for below TUNEPLANE_OUT_DIR
     plugins: list[Plugin] = field(default_factory=list)  # in their order
 

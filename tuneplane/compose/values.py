@@ -31,6 +31,7 @@ from tuneplane.containers import RUNTIMES
 from tuneplane.kernel.errors import Fault
 from tuneplane.site import Config
 from tuneplane.slurmforms import time_s
+from tuneplane.spec import SAVE_SIGNALS
 
 _WORD = matching(r"\S+", "one word")
 _IMAGE = matching(r".+", "an image")
@@ -63,6 +64,10 @@ VALUES: dict[str, Rule] = {
     "cluster.path": search_path,
     "cluster.heartbeat_s": at_least(0.1, 3600),
     "cluster.stop_grace_s": at_least(0, 3600),
+    "cluster.save_s": at_least(0, 65535),
+    "cluster.save_signal": one_of(*filter(None, SAVE_SIGNALS)),
+    "cluster.max_restarts": at_least(0, 1000),
+    "cluster.restart_way": one_of("requeue", "successor"),
     "cluster.slurm.partition": _WORD,
     "cluster.slurm.account": _WORD,
     "cluster.slurm.qos": _WORD,

@@ -34,6 +34,27 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
         raise
 
 
+def create_once(path: Path, content: str, mode: int = 0o644) -> bool:
+    """Write a file that must not be there yet, whole; whether it was this call that made it. Raises OSError."""
+    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.once")
+    write_atomic(temporary, content, mode)
+    try:
+        os.link(temporary, path)
+        return True
+    except FileExistsError:
+        return temporary.stat().st_nlink > 1  # a server that lost its first answer to the link
+    except OSError:  # a filesystem without hard links
+        try:
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
+        except FileExistsError:
+            return False
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
+            file.write(content)
+        return True
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
     """`write_atomic` of `json_text`."""
     write_atomic(path, json_text(value), mode)

@@ -43,6 +43,26 @@ class AttemptFolder:
         """Appears when the run is asked to save and end: `TUNEPLANE_STOP_FILE`."""
         return self.path / "stop"
 
+    @property
+    def fence(self) -> Path:
+        """Made once, by the node that found others silent: which, and since when."""
+        return self.path / "fence.json"
+
+    @property
+    def restart(self) -> Path:
+        """The intent to start the run again, made once, before anything is done about it."""
+        return self.path / "restart.json"
+
+    @property
+    def restarted(self) -> Path:
+        """How that intent was carried out."""
+        return self.path / "restarted.json"
+
+    @property
+    def restart_error(self) -> Path:
+        """Slurm's words where it could not be carried out."""
+        return self.path / "restart-error.txt"
+
     def node_log(self, rank: int) -> Path:
         """What the user's program printed on that node."""
         return self.path / f"node-{rank}.log"
@@ -54,6 +74,14 @@ class AttemptFolder:
     def node_beat(self, rank: int) -> Path:
         """Heartbeat of a node, written in place by its agent."""
         return self.path / f"node-{rank}.beat"
+
+
+def noted_jobs(path: Path) -> frozenset[str]:
+    """The job ids that a note like `stopped` or `paused` names, one a line; none where it cannot be read."""
+    try:
+        return frozenset(path.read_text(encoding="utf-8", errors="replace").split())
+    except OSError:
+        return frozenset()
 
 
 @dataclass(frozen=True)
@@ -130,6 +158,11 @@ class RunFolder:
     def stopped(self) -> Path:
         """Written by `tp job stop` before it asks Slurm: a line for each job that it ends."""
         return self.path / "stopped"
+
+    @property
+    def paused(self) -> Path:
+        """Written by `tp job pause` before it asks anybody: a line for each job; then nothing restarts."""
+        return self.path / "paused"
 
     @property
     def attempts_folder(self) -> Path:

@@ -5,16 +5,13 @@ Noted by `tp` after it submitted one, and by the job itself as it starts, which 
 
 from __future__ import annotations
 
-import os
-import secrets
 import socket
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tuneplane.kernel.files import json_text, read_json, write_atomic, write_json
+from tuneplane.kernel.files import create_once, json_text, read_json, write_json
 from tuneplane.kernel.process import is_alive, start_ticks
 from tuneplane.kernel.runfolder import RunFolder
 
@@ -65,7 +62,7 @@ def record_submission(run: RunFolder, job_id: str, by: str, pid: int = 0) -> Non
     if by == TP or (local and _is_of_another_process(path, noted)):
         write_json(path, asdict(noted))
     elif not path.exists():
-        _write_where_none_is(path, json_text(asdict(noted)))
+        create_once(path, json_text(asdict(noted)))
 
 
 def read_submissions(run: RunFolder) -> list[Submission]:
@@ -94,17 +91,3 @@ def _is_of_another_process(path: Path, noted: Submission) -> bool:
     """Whether the note is of a former process with the same pid: this machine counts them round."""
     known = _read(path)
     return known is not None and (known.host, known.pid_start) != (noted.host, noted.pid_start)
-
-
-def _write_where_none_is(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{secrets.token_hex(4)}.tmp")
-    write_atomic(temporary, text)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a filesystem without hard links
-        temporary.replace(path)
-    finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()

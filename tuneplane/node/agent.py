@@ -20,9 +20,12 @@ from tuneplane.kernel.unpack import unpack_capsule
 from tuneplane.node.allocation import count_devices, differences, read_allocation
 from tuneplane.node.command import command_line, node_facts, start_line
 from tuneplane.node.early import EARLY_S, explain
+from tuneplane.node.ending import Ending
 from tuneplane.node.environment import Place, job_environment, read_secrets
+from tuneplane.node.fence import Fence
+from tuneplane.node.outcome import end_for_node_0
 from tuneplane.node.process import become_subreaper
-from tuneplane.node.record import NodeRecord
+from tuneplane.node.record import NodeRecord, read_record
 from tuneplane.node.scratch import (
     held_scratch,
     make_user_folder,
@@ -81,11 +84,23 @@ class NodeRun:
             python=sys.version.split()[0],
         )
         self.started_at = 0.0
-        self.trainer = Trainer(signals, job.spec.node.stop_grace_s, self.record.ask_to_save)
+        self.fence = Fence(
+            self.folder,
+            self.attempt,
+            self.given.rank,
+            read_record(self.attempt.start),
+            job.spec.node.heartbeat_s,
+            signals,
+            environ,
+        )
+        slurm = job.spec.resources.scheduler == "slurm"
+        ending = Ending(job.spec.node.save_s, job.spec.node.stop_grace_s, shared=slurm)
+        self.trainer = Trainer(signals, ending, self._ask_to_save, job.spec.node.save_signal)
 
     def run(self) -> int:
         """Prepare, start, wait, record; the command's exit code. Leaves no process and no folder behind."""
         self.record.start()
+        self.fence.start()
         become_subreaper()
         try:
             ended = self._run_command()
@@ -98,10 +113,18 @@ class NodeRun:
             ended = self._failed(CANNOT_START, f"{place}: {error.strerror or error}")
         except Exception as error:  # whatever it is, the run's record must say that this node has ended
             ended = self._failed(CANNOT_START, f"the node agent failed: {type(error).__name__}: {error}")
+        self.fence.stop()
+        declared = self.fence.declare()
         if not self.record.end(ended.code, ended.reason, ended.told, ended.at):
             with suppress(OSError):
                 print(f"tuneplane: {self.attempt.path} takes no exit record: {ended.reason}", file=sys.stderr)
+        if declared and self.given.rank != 0:  # node 0, whose batch script would do it, is dead
+            end_for_node_0(self.folder, self.attempt, self.environ)
         return ended.code
+
+    def _ask_to_save(self) -> None:
+        self.record.ask_to_save()
+        self.fence.look_now()
 
     def _run_command(self) -> Ended:
         with self.attempt.node_log(self.given.rank).open("ab", buffering=0) as log:

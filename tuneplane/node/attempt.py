@@ -17,11 +17,13 @@ from typing import Any
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.files import write_json
 from tuneplane.kernel.process import is_alive, start_ticks
-from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
+from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.kernel.submission import record_submission
 from tuneplane.node.address import head_address, pick_port
 from tuneplane.node.allocation import place_differences, slurm_job_id
+from tuneplane.node.fence import fenced_after_s
 from tuneplane.node.record import read_record
+from tuneplane.node.restart import chain_length
 from tuneplane.node.start import check_start
 from tuneplane.spec import JobSpec
 
@@ -33,20 +35,24 @@ ACTIVE_STATES = frozenset(
 LOST_STATES = frozenset(["", "NODE_FAIL", "BOOT_FAIL"])
 """Slurm states (and no state at all) that say nothing of the processes: a node cut off may still run them."""
 
-BEATS_UNTIL_SILENT = 3
-"""A node that misses as many heartbeats as this is taken for dead where nothing else tells."""
-
 SQUEUE_S = 30.0
 """How long squeue may take; a busy controller answers in seconds."""
 
 
-def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, str]) -> AttemptFolder:
-    """Claim the next attempt. Raises OperationError where a start still runs or something is missing."""
+def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, str]) -> AttemptFolder | None:
+    """Claim the next attempt; None where a restart finds that the run is over. No process of the attempt before
+    it is left then. Raises OperationError where a start still runs or something is missing.
+    """
     slurm_id = slurm_job_id(environ)
     job_id = slurm_id or f"local-{os.getpid()}"
     restarts = _number(environ.get("SLURM_RESTART_COUNT"))
     nodes = _number(environ.get("SLURM_JOB_NUM_NODES")) or len(hosts)
     earlier = run.attempts()
+    follows = followed_cause(earlier[-1], slurm_id, restarts) if earlier else None
+    if earlier and follows is not None:
+        if read_record(earlier[-1].end).get("for_good"):
+            return None
+        refuse_restart(run, job, earlier[-1], slurm_id)
     if earlier:
         refuse_if_running(earlier[-1], job, slurm_id, restarts)
     check_start(run, job)
@@ -74,13 +80,65 @@ def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, 
         "pid_start": start_ticks(pid),
         "address": address,
         "port": pick_port(_number(environ.get("SLURM_JOB_ID")) or os.getpid(), address),
+        "automatic": follows is not None,
+        "follows": follows or "",
         "started_at": time.time(),
         "claim": os.urandom(8).hex(),
     }
     record_submission(run, job_id, "hand", pid)
     attempt = run.attempt(earlier[-1].number + 1 if earlier else 0)
     _claim_folder(run, attempt, start, job.spec.hyperparams)
+    if earlier and not earlier[-1].end.exists():
+        wait_until_fenced(earlier[-1], job)
     return attempt
+
+
+def followed_cause(attempt: AttemptFolder, slurm_id: str, restarts: int) -> str | None:
+    """Why this job starts the run again after `attempt`; None where somebody does so by `tp` or by hand.
+
+    Empty where Slurm requeued it and our own records do not say why.
+    """
+    start, intent = read_record(attempt.start), read_record(attempt.restart)
+    cause = str(intent.get("cause") or "")
+    if slurm_id and start.get("slurm_job_id") == slurm_id:
+        return cause if restarts > _number(start.get("restart_count")) else None
+    if not intent:
+        return None
+    done = read_record(attempt.restarted)  # missing: this job starts before that could be noted
+    return cause if done.get("job_id", slurm_id) == slurm_id else None
+
+
+def refuse_restart(run: RunFolder, job: JobSpec, attempt: AttemptFolder, slurm_id: str) -> None:
+    """Raise OperationError where the run must not go on by itself: Slurm requeues without asking us."""
+    last = str(read_record(attempt.start).get("job_id"))
+    for note, word in ((run.stopped, "stopped by tp job stop"), (run.paused, "paused by tp job pause")):
+        if {slurm_id, last} & noted_jobs(note):
+            raise OperationError(
+                Fault(f"this run was {word}", str(note), f"tp job resume {run.run_id} starts it again")
+            )
+    most = job.spec.restart.max_restarts
+    if chain_length(run, attempt.number) >= most:
+        why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
+        what = f"attempt {attempt.number} was not the last by itself, and {why}"
+        raise OperationError(Fault(what, str(run.path), f"tp job resume {run.run_id} starts it again"))
+
+
+def wait_until_fenced(attempt: AttemptFolder, job: JobSpec) -> None:
+    """Wait until no node of a former attempt can have a process of it any more.
+
+    They see the newer attempt at their next heartbeat. Raises OperationError where one goes on beating.
+    """
+    fenced_s = fenced_after_s(job.spec.node.heartbeat_s)
+    deadline = time.monotonic() + 2 * fenced_s
+    while (age_s := _silence_s(attempt)) < fenced_s and not _all_ended(attempt):
+        if time.monotonic() > deadline:
+            raise still_running(attempt, f"its last sign of life is {age_s:.0f} s old")
+        time.sleep(min(1.0, job.spec.node.heartbeat_s))
+
+
+def _all_ended(attempt: AttemptFolder) -> bool:
+    hosts = read_record(attempt.start).get("hosts") or []
+    return all(read_record(attempt.node_record(rank)).get("state") == "ended" for rank in range(len(hosts)))
 
 
 def _claim_folder(
@@ -135,7 +193,7 @@ def refuse_if_running(attempt: AttemptFolder, job: JobSpec, slurm_id: str = "", 
         if state is not None and state not in LOST_STATES:
             return
     age_s = _silence_s(attempt)
-    if age_s < BEATS_UNTIL_SILENT * job.spec.node.heartbeat_s:
+    if age_s < fenced_after_s(job.spec.node.heartbeat_s):
         raise still_running(attempt, f"its last sign of life is {age_s:.0f} s old")
 
 

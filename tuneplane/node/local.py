@@ -42,11 +42,12 @@ def run_local(job: JobSpec, environ: Mapping[str, str]) -> int:
         signals = Signals()
         signals.listen()
         attempt = claim(run, job, ["127.0.0.1"], given)
+        assert attempt is not None  # nothing starts a local run but a hand and tp
         if attempt.number:
             end_leftovers(job.metadata.run_id, attempt.number)
         start = read_json(attempt.start)
         code = NodeRun(job, attempt.number, start["address"], int(start["port"]), given, signals).run()
-        return end(run, attempt.number, code)
+        return end(run, attempt.number, code, given)
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

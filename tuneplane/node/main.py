@@ -60,7 +60,7 @@ def _run(name: str, run: RunFolder, rest: list[str]) -> int:
     if name == "end":
         from tuneplane.node.outcome import end
 
-        print(end(run, int(rest[0]), int(rest[1])))
+        print(end(run, int(rest[0]), int(rest[1]), os.environ))
         return Exit.DONE
     job = read(run.job)
     if name == "claim":
@@ -68,6 +68,9 @@ def _run(name: str, run: RunFolder, rest: list[str]) -> int:
         from tuneplane.node.attempt import claim
 
         attempt = claim(run, job, rest, os.environ)
+        if attempt is None:
+            print("over")
+            return Exit.DONE
         start = read_json(attempt.start)
         print(attempt.number, start["address"], start["port"])
         return Exit.DONE

@@ -1,23 +1,46 @@
-"""How an attempt ended: one code and one reason out of its nodes' records.
+"""How an attempt ended: one code and one reason out of its nodes' records, and whether the run goes on.
 
-The batch script calls it once every node has ended, and `local.py` after its one.
+The batch script calls it once every node has ended, `local.py` after its one, another node where node 0 is dead.
 """
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Optional
 
+from tuneplane.kernel.errors import OperationError, TunePlaneError
 from tuneplane.kernel.files import write_json
-from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
+from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
+from tuneplane.node.allocation import slurm_job_id
+from tuneplane.node.fence import fenced_after_s, silence_sentence
+from tuneplane.node.progress import Progress, has_progressed, read_progress, recorded
 from tuneplane.node.record import read_record
+from tuneplane.node.restart import (
+    WALLTIME,
+    Plan,
+    SlurmWord,
+    ask_slurm,
+    carry_out,
+    cause_of,
+    chain_length,
+    excluded,
+    note_intent,
+    run_slurm,
+)
+from tuneplane.spec import JobSpec, read
 
 WRITE_S = 10.0
 """How long the end is tried to be written where the disk is full; the exit code is told all the same."""
 
 RETRY_S = 0.5
+
+ENDED_ELSEWHERE = 143
+"""The exit code where no node has one of its own: as if TERM had ended it."""
 
 NO_RECORD = "the node agent left no exit record: it was killed, or its node failed,"
 """The reason where a node is silent; read on as `… on n1`."""
@@ -32,12 +55,16 @@ class Outcome:
     reason: str | None
     stop_requested: bool
     for_good: bool
+    failed_itself: bool = False
 
 
-def judge(nodes: list[dict[str, Any]], srun_code: int, marked: bool) -> Outcome:
+def judge(
+    nodes: list[dict[str, Any]], srun_code: int, marked: bool, dead: Sequence[dict[str, Any]] = ()
+) -> Outcome:
     """The outcome of an attempt. Pure.
 
-    nodes: their records; marked: whether the stop marker is there. srun's own code is the highest of all
+    nodes: their records; marked: whether the stop marker is there; dead: nodes that were found silent, which
+    come before all else, since the ranks of the others fail for want of them. srun's own code is the highest of all
     tasks, so a victim's 137 would hide the culprit's 1. A node that failed by itself comes first, the earliest
     of them, and the others were told to end because of it; then one that left no exit record while srun failed;
     then one that was told to end from outside.
@@ -46,8 +73,12 @@ def judge(nodes: list[dict[str, Any]], srun_code: int, marked: bool) -> Outcome:
     own = [n for n in failed if not n.get("told_to_stop")]
     silent = [n for n in nodes if n.get("code") is None] if srun_code else []
     stopped = marked or any(n.get("told_to_stop") for n in nodes)
+    for node in dead:
+        silent_s = max(float(n.get("silent_s") or 0) for n in dead)
+        told = silence_sentence([str(n.get("host")) for n in dead], silent_s)
+        return Outcome(srun_code or ENDED_ELSEWHERE, node, told, False, False)
     for node in own:
-        return Outcome(int(node["code"]), node, node.get("reason"), marked, True)
+        return Outcome(int(node["code"]), node, node.get("reason"), marked, True, failed_itself=True)
     for node in silent:
         return Outcome(srun_code, node, NO_RECORD, stopped, False)
     for node in failed:
@@ -62,12 +93,60 @@ def never_began(nodes: list[dict[str, Any]], hosts: list[str]) -> list[dict[str,
     return [{"rank": rank, "host": host} for rank, host in enumerate(hosts) if rank not in seen]
 
 
-def end(run: RunFolder, number: int, srun_code: int) -> int:
-    """Write how the attempt ended, remove the secrets of a run that ended for good, return the exit code."""
-    attempt = run.attempt(number)
+def end(run: RunFolder, number: int, srun_code: int, environ: Mapping[str, str], rank: int = 0) -> int:
+    """End an attempt: its record written, the run started again where it goes on; the exit code.
+
+    rank: whose agent or batch script calls it. May be called again where it was killed half-way. Secrets of a
+    run that ended for good are removed.
+    """
+    attempt, job = run.attempt(number), read(run.job)
+    job_id = str(read_record(attempt.start).get("job_id") or slurm_job_id(environ))
+    fence = read_record(attempt.fence)
+    if fence and fence.get("by") != rank:
+        return srun_code or ENDED_ELSEWHERE  # node 0 was given up by the others, who see to the end
+    if not attempt.end.exists():
+        if fence:
+            _wait_until_fenced(attempt, job, fence)
+        if run.attempts()[-1:] != [attempt]:
+            return srun_code or ENDED_ELSEWHERE
+        _end(run, attempt, job, srun_code, job_id, fence, environ)
+    if attempt.restart.exists() and not carry_out(run, attempt, job, job_id, environ):
+        told = attempt.restart_error.read_text(encoding="utf-8", errors="replace").strip()
+        print(f"tuneplane: the run does not go on by itself: {told}", file=sys.stderr)
+    code = read_record(attempt.end).get("code")
+    return code if isinstance(code, int) else srun_code
+
+
+def end_for_node_0(run: RunFolder, attempt: AttemptFolder, environ: Mapping[str, str]) -> None:
+    """On another node, node 0 being dead: end the attempt, and the job, which its batch script cannot end."""
+    rank = int(environ.get("SLURM_NODEID", "0"))
+    try:
+        end(run, attempt.number, ENDED_ELSEWHERE, environ, rank)
+    except (OSError, TunePlaneError) as error:
+        print(f"tuneplane: the attempt could not be ended: {error}", file=sys.stderr)
+    job_id = slurm_job_id(environ)
+    if job_id:
+        with suppress(OperationError):
+            run_slurm(["scancel", job_id], environ)
+
+
+def _end(
+    run: RunFolder,
+    attempt: AttemptFolder,
+    job: JobSpec,
+    srun_code: int,
+    job_id: str,
+    fence: dict[str, Any],
+    environ: Mapping[str, str],
+) -> None:
     nodes = [record for path in sorted(attempt.path.glob("node-*.json")) if (record := read_record(path))]
-    nodes += never_began(nodes, read_record(attempt.start).get("hosts") or []) if srun_code else []
-    outcome = judge(nodes, srun_code, attempt.stop_marker.exists())
+    start = read_record(attempt.start)
+    nodes += never_began(nodes, start.get("hosts") or []) if srun_code else []
+    outcome = judge(nodes, srun_code, attempt.stop_marker.exists(), fence.get("nodes") or [])
+    progress = read_progress(run, job, attempt.number)
+    plan = make_plan(run, attempt, job, outcome, progress, bool(fence), job_id, environ)
+    if plan.way:
+        note_intent(attempt, plan)
     _write_end(
         attempt,
         {
@@ -78,16 +157,77 @@ def end(run: RunFolder, number: int, srun_code: int) -> int:
             "reason": outcome.reason,
             "stop_requested": outcome.stop_requested,
             "for_good": outcome.for_good,
+            "cause": plan.cause,
+            "to_be_continued": bool(plan.way),
+            "not_restarted": plan.refused,
+            "progress": progress.as_dict(),
             "ended_at": time.time(),
         },
     )
     # An old attempt that was cut off and ends late must not take them from its successor.
-    if outcome.for_good and run.attempts()[-1:] == [attempt]:
+    if (outcome.for_good or plan.refused) and run.attempts()[-1:] == [attempt]:
         try:
             run.secrets.unlink(missing_ok=True)
         except OSError as error:
             print(f"tuneplane: {run.secrets} not removed: {error.strerror}", file=sys.stderr)
-    return outcome.code
+
+
+def make_plan(
+    run: RunFolder,
+    attempt: AttemptFolder,
+    job: JobSpec,
+    outcome: Outcome,
+    progress: Progress,
+    dead: bool,
+    job_id: str,
+    environ: Mapping[str, str],
+) -> Plan:
+    """Whether this run goes on, and how. Asks Slurm where the records alone do not tell the cause."""
+    slurm = job.spec.slurm
+    if slurm is None or job_id in noted_jobs(run.stopped) | noted_jobs(run.paused):
+        return Plan()
+    itself, completed = outcome.failed_itself, outcome.for_good and not outcome.code
+    asks = not (dead or itself or completed)
+    cause = cause_of(
+        dead=dead,
+        failed_itself=itself,
+        completed=completed,
+        asked_at=_changed_at(attempt.stop_marker),
+        word=ask_slurm(job_id, environ) if asks else SlurmWord(),
+        warned_s=slurm.signal_before_end_s or 0,
+    )
+    if not cause:
+        return Plan()
+    most = job.spec.restart.max_restarts
+    if chain_length(run, attempt.number) >= most:
+        why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
+        return Plan(cause, refused=why)
+    before = [recorded(read_record(a.end)) for a in run.attempts() if a.number < attempt.number]
+    started_at = float(read_record(attempt.start).get("started_at") or 0)
+    if cause == WALLTIME and not has_progressed(progress, before, started_at):
+        since = f" since attempt {attempt.number - 1}" if attempt.number else ""
+        return Plan(
+            cause, refused=f"no progress{since}: no new checkpoint in out/checkpoints and no new step"
+        )
+    # Slurm would give the dead node again, and a node that our agents alone saw die is none to it.
+    way = "successor" if dead else job.spec.restart.way
+    return Plan(cause, way, excluded(run, job, attempt.number))
+
+
+def _wait_until_fenced(attempt: AttemptFolder, job: JobSpec, fence: dict[str, Any]) -> None:
+    """Until no process of this attempt can be left: the others' have ended, the dead nodes fenced themselves."""
+    dead = fence.get("nodes") or []
+    silent_s = max((float(node.get("silent_s") or 0) for node in dead), default=0.0)
+    sure_at = float(fence.get("at") or time.time()) - silent_s + fenced_after_s(job.spec.node.heartbeat_s)
+    while time.time() < sure_at:
+        time.sleep(min(RETRY_S, max(0.0, sure_at - time.time())))
+
+
+def _changed_at(path: Path) -> Optional[float]:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
 
 
 def _write_end(attempt: AttemptFolder, values: dict[str, Any]) -> None:

@@ -84,6 +84,14 @@ def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler of its own for a signal. Source: proc(5), SigCgt in /proc/pid/status."""
+    for line in _try_read(pid, "status").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
+
+
 def reap() -> tuple[dict[int, int], bool]:
     """Collect every child that has ended: pid → exit code (negative: the signal), and whether any is left."""
     ended: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""What a node agent is told from outside: TERM, INT and HUP end it, USR2 asks the trainer to save and end.
+"""What a node agent is told: TERM, INT and HUP end it, USR2 asks to save and end, the fence cuts it off.
 
 Read in the agent's own loop, never in a handler, so that a signal finds it in no half-done step.
 """
@@ -8,17 +8,22 @@ from __future__ import annotations
 import os
 import select
 import signal
+from contextlib import suppress
 from types import FrameType
 
 ENDING = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
 
 
 class Signals:
-    """Signals as facts. `told`: asked to end. `save`: asked to save and end, until somebody sets it back."""
+    """Signals as facts.
+
+    told: asked to end. at_once: without time to save. save: asked to save and end. cut: why this node must end
+    its ranks whatever they do; empty where it need not.
+    """
 
     def __init__(self) -> None:
-        self.told = False
-        self.save = False
+        self.told = self.at_once = self.save = False
+        self.cut = ""
         self._read = self._write = -1
 
     def listen(self) -> None:
@@ -38,7 +43,29 @@ class Signals:
         except BlockingIOError:
             return
         self.told = self.told or any(number in ENDING for number in numbers)
+        self.at_once = self.at_once or any(number in (signal.SIGINT, signal.SIGHUP) for number in numbers)
         self.save = self.save or signal.SIGUSR2 in numbers
+
+    def cut_off(self, reason: str) -> None:
+        """From another thread: end the ranks, for the first reason that is said."""
+        self.cut = self.cut or reason
+        self._wake()
+
+    def ask_to_save(self) -> None:
+        """From another thread: as USR2 does."""
+        if not self.save:
+            self.save = True
+            self._wake()
+
+    def hurry(self) -> None:
+        """From another thread: whoever asked to end leaves no time to save."""
+        if not self.at_once:
+            self.at_once = True
+            self._wake()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # a full pipe wakes it all the same
+            os.write(self._write, b"\0")
 
 
 def _noted(number: int, frame: FrameType | None) -> None:

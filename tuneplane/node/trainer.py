@@ -14,7 +14,8 @@ from typing import Callable
 
 from tuneplane.containers import Launch
 from tuneplane.kernel.errors import Fault, OperationError
-from tuneplane.node.process import descendants, led_by, reap, signal_all, trainers
+from tuneplane.node.ending import Ending
+from tuneplane.node.process import catches, descendants, led_by, reap, signal_all, trainers
 from tuneplane.node.signals import Signals
 
 LEFTOVER_GRACE_S = 2.0
@@ -57,14 +58,18 @@ class CannotStart(OperationError):
 class Trainer:
     """The command and its tree. Needs `become_subreaper`, so that orphans of the tree stay below this process.
 
-    grace_s: between TERM and KILL, for the whole tree. save: called when the run is asked to save and end.
+    save: called once when the run is asked to save and end. save_signal: sent then to each process of the tree
+    that catches it; empty for none.
     """
 
-    def __init__(self, signals: Signals, grace_s: float, save: Callable[[], None]) -> None:
-        self.signals, self.grace_s, self.save = signals, grace_s, save
+    def __init__(
+        self, signals: Signals, ending: Ending, save: Callable[[], None], save_signal: str = ""
+    ) -> None:
+        self.signals, self.save, self.save_signal = signals, save, save_signal
+        self._ending = ending
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
-        self._kill_at: float | None = None  # on the monotonic clock, once told to end
+        self._told_to_end = False
         self._leader: list[str] = []
 
     def start(self, started: Launch, log: int) -> int:
@@ -92,17 +97,17 @@ class Trainer:
         """Wait until the command itself has ended; pass on what the agent is told meanwhile."""
         while self._code is None:
             self._obey()
-            left_s = None if self._kill_at is None else self._kill_at - time.monotonic()
-            if left_s is not None and left_s < -KILL_S:
+            now, kill_at = time.monotonic(), self._ending.kill_at
+            if kill_at is not None and now - kill_at > KILL_S:
                 return Ended(128 + signal.SIGKILL, True, "the command could not be killed", time.time())
-            self.signals.wait(left_s if left_s is None or left_s > 0 else LOOK_AGAIN_S)
+            self.signals.wait(self._until_next(now))
             self._reap()
         at = time.time()
         code = 128 - self._code if self._code < 0 else self._code
         deadline = time.monotonic() + TELL_S
-        while code > 128 and not self.signals.told and time.monotonic() < deadline:
+        while code > 128 and not self._is_told() and time.monotonic() < deadline:
             self.signals.wait(deadline - time.monotonic())
-        return Ended(code, self.signals.told, exit_sentence(code), at)
+        return Ended(code, self._is_told(), self.signals.cut or exit_sentence(code), at)
 
     def end_rest(self) -> None:
         """End every process that is left below this one: TERM, a grace, KILL.
@@ -113,12 +118,12 @@ class Trainer:
         if not self._reap():
             return
         self._obey()
-        if self._kill_at is None:  # else it was told already
-            signal_all(trainers(self._tree()), signal.SIGTERM)
+        if self._ending.kill_at is None:  # else it is told by then
+            self._tell_to_end()
         deadline = time.monotonic() + LEFTOVER_GRACE_S
         while self._reap():
             self._obey()
-            now, until = time.monotonic(), max(deadline, self._kill_at or 0.0)
+            now, until = time.monotonic(), max(deadline, self._ending.kill_at or 0.0)
             left = self._tree()
             if now >= until or not trainers(left):
                 break
@@ -139,15 +144,35 @@ class Trainer:
             pause_s = min(2 * pause_s, LOOK_AGAIN_S)
 
     def _obey(self) -> None:
-        """Do what the signals said."""
-        if self.signals.save:
-            self.signals.save = False
+        """Do what the signals said, when it is due."""
+        now = time.monotonic()
+        if self._ending.note(self.signals, now):
             self.save()
-        if self.signals.told and self._kill_at is None:
-            self._kill_at = time.monotonic() + self.grace_s
-            signal_all(trainers(self._tree()), signal.SIGTERM)
-        elif self._code is None and self._kill_at is not None and time.monotonic() >= self._kill_at:
+            if self.save_signal:
+                number = signal.Signals[f"SIG{self.save_signal}"]
+                signal_all([pid for pid in self._tree() if catches(pid, number)], number)
+        term_at, kill_at = self._ending.term_at, self._ending.kill_at
+        if term_at is not None and now >= term_at and not self._told_to_end:
+            self._tell_to_end()
+            self._ending.told_to_end(now)
+        elif self._code is None and kill_at is not None and now >= kill_at:
             signal_all(self._tree(), signal.SIGKILL)
+
+    def _tell_to_end(self) -> None:
+        self._told_to_end = True
+        signal_all(trainers(self._tree()), signal.SIGTERM)
+
+    def _until_next(self, now: float) -> float | None:
+        """Seconds until something is due; None where nothing is."""
+        ending = self._ending
+        due = ending.kill_at if self._told_to_end or ending.term_at is None else ending.term_at
+        if due is None:
+            return None
+        return due - now if due > now else LOOK_AGAIN_S
+
+    def _is_told(self) -> bool:
+        """Whether the command was asked or made to end, and did not end by itself."""
+        return self.signals.told or bool(self.signals.cut) or self._told_to_end
 
     def _tree(self) -> list[int]:
         """Every process of the command. Below this one, or what Slurm started beside it, where that is there.

@@ -1,0 +1,226 @@
+"""When a node must end its own ranks: others are silent, or a newer attempt is there (design decision 9).
+
+The agent starts one `Fence`. It asks the network by `pulse.py` and the shared storage by a thread of its own,
+which may hang there without holding up a verdict; the verdict itself goes to the agent's `Signals`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+from tuneplane.kernel.files import create_once, json_text
+from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
+from tuneplane.node.pulse import Pulse, Silence
+from tuneplane.node.record import read_record
+from tuneplane.node.signals import Signals
+
+BEATS_UNTIL_SILENT = 3
+"""A node that misses as many heartbeats as this is taken for dead."""
+
+FENCE_GRACE_S = 10.0
+"""Between TERM and KILL where the node itself is cut off, or others are: no rank can finish a step any more."""
+
+FENCE_MARGIN_S = 5.0
+"""What a node may need beyond it until its last process is gone."""
+
+PULSES_A_BEAT = 5
+
+ANSWER_S = 5.0
+"""How long the storage is asked whether a silent node has just ended."""
+
+CONTROLLER_S = 15.0
+"""How long Slurm's controller may take to say that it is there."""
+
+CONTROLLER_TRIES = 4
+
+
+def fenced_after_s(heartbeat_s: float) -> float:
+    """Seconds after which a node that hears nothing has no process of its attempt any more."""
+    return BEATS_UNTIL_SILENT * heartbeat_s + FENCE_GRACE_S + FENCE_MARGIN_S
+
+
+def silent(network_s: Optional[float], storage_s: Optional[float], limit_s: float) -> bool:
+    """Whether a node counts as dead. Where the network ever told of it, the network decides.
+
+    network_s, storage_s: since its last sign of life there; None where there never was one. A storage that
+    stalls, or a network that lets nothing through from the start, condemns nobody.
+    """
+    told = storage_s if network_s is None else network_s
+    return told is not None and told > limit_s
+
+
+class Fence:
+    """The watch that one node keeps over its attempt, and over what is asked of the run meanwhile.
+
+    start: what the claim noted of the attempt: its job, hosts and key.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        attempt: AttemptFolder,
+        rank: int,
+        start: Mapping[str, Any],
+        heartbeat_s: float,
+        signals: Signals,
+        environ: Mapping[str, str],
+    ) -> None:
+        self._run, self._attempt, self._rank = run, attempt, rank
+        self._hosts = [str(host) for host in start.get("hosts") or []]
+        self._job_id = str(start.get("job_id"))
+        self._beat_s, self._signals, self._environ = heartbeat_s, signals, environ
+        self._limit_s = BEATS_UNTIL_SILENT * heartbeat_s
+        watched = range(1, len(self._hosts)) if rank == 0 else [0]
+        self._watched = set(watched if len(self._hosts) > 1 else [])
+        self._beats = dict.fromkeys(self._watched, "")
+        self._storage = {other: Silence(1.5 * heartbeat_s) for other in self._watched}
+        self._storage_s: dict[int, Optional[float]] = dict.fromkeys(self._watched)
+        self._pulse = Pulse(
+            rank,
+            sorted(self._watched),
+            str(start.get("address") or ""),
+            int(start.get("port") or 0),
+            str(start.get("claim") or ""),
+            heartbeat_s / PULSES_A_BEAT,
+        )
+        self.dead: dict[int, float] = {}
+        """The nodes that this one found silent, and for how many seconds."""
+        self._done = threading.Event()
+        self._look = threading.Event()
+
+    def start(self) -> None:
+        """Watch from here on."""
+        if self._watched:
+            self._pulse.start()
+        for name, watch in (("fence", self._watch_nodes), ("look", self._watch_storage)):
+            threading.Thread(target=watch, name=name, daemon=True).start()
+
+    def stop(self) -> None:
+        """This node's command has ended: no verdict from here on."""
+        self._done.set()
+        self._look.set()
+
+    def look_now(self) -> None:
+        """Something was asked of the run: see at once by whom."""
+        self._look.set()
+
+    def declare(self) -> bool:
+        """Note the dead, once for all nodes; whether this node did, and so sees to the attempt's end.
+
+        Called when this node's own ranks are gone. A node that is itself cut off from Slurm notes nothing:
+        Slurm misses it too, and starts the run again.
+        """
+        if not self.dead or not controller_answers(self._environ):
+            return False
+        noted = {
+            "nodes": [
+                {"rank": rank, "host": self._hosts[rank], "silent_s": round(age, 1)}
+                for rank, age in self.dead.items()
+            ],
+            "by": self._rank,
+            "at": time.time(),
+        }
+        return self._answer(lambda: create_once(self._attempt.fence, json_text(noted)))
+
+    # The network's thread: no file is touched here.
+
+    def _watch_nodes(self) -> None:
+        interval_s = self._beat_s / PULSES_A_BEAT
+        while not self._done.wait(interval_s):
+            network = self._pulse.silences_s()
+            if self._pulse.told_ending:
+                return self._cut(f"node 0 ({self._hosts[0]}) ends the attempt")
+            found = {
+                other: network.get(other) or self._storage_s[other] or 0.0
+                for other in sorted(self._watched)
+                if silent(network.get(other), self._storage_s[other], self._limit_s)
+            }
+            ended = {other for other in found if self._answer(lambda: self._has_ended(other))}
+            self._watched -= ended
+            dead = {other: age for other, age in found.items() if other not in ended}
+            if dead and not self._done.is_set():
+                self.dead = dead
+                self._pulse.ending = self._rank == 0
+                return self._cut(silence_sentence([self._hosts[r] for r in dead], max(dead.values())))
+        return None
+
+    def _cut(self, reason: str) -> None:
+        self._signals.cut_off(reason)
+
+    def _has_ended(self, other: int) -> bool:
+        return read_record(self._attempt.node_record(other)).get("state") in ("ending", "ended")
+
+    def _answer(self, ask: Callable[[], bool]) -> bool:
+        """What the storage says, False where it takes too long."""
+        answers: list[bool] = []
+        asker = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
+        asker.start()
+        asker.join(ANSWER_S)
+        return bool(answers and answers[0])
+
+    # The storage's thread: it may hang in any line.
+
+    def _watch_storage(self) -> None:
+        newer = self._run.attempt(self._attempt.number + 1)
+        while not self._done.is_set():
+            try:
+                if newer.path.exists():
+                    return self._cut(f"attempt {newer.number} of this run has begun")
+                if self._attempt.stop_marker.exists():
+                    self._signals.ask_to_save()
+                if self._job_id in noted_jobs(self._run.stopped):
+                    self._signals.hurry()
+                if self._attempt.fence.exists():
+                    return self._cut("another node found that nodes of this attempt are dead")
+                self._look_at_beats()
+            except OSError:
+                pass
+            self._look.wait(self._beat_s)
+            self._look.clear()
+        return None
+
+    def _look_at_beats(self) -> None:
+        for other, silence in self._storage.items():
+            try:  # opening it makes NFS ask its server
+                beat = self._attempt.node_beat(other).read_text(encoding="ascii", errors="replace")
+            except OSError:
+                continue
+            if beat != self._beats[other]:
+                self._beats[other] = beat
+                silence.hear()
+            self._storage_s[other] = silence.tick(time.monotonic())
+
+
+def silence_sentence(hosts: list[str], silent_s: float) -> str:
+    """`n3 has been silent for 30 s: it is dead or cut off`."""
+    has, it_is = ("has", "it is") if len(hosts) == 1 else ("have", "they are")
+    return f"{', '.join(hosts)} {has} been silent for {silent_s:.0f} s: {it_is} dead or cut off"
+
+
+def controller_answers(environ: Mapping[str, str]) -> bool:
+    """Whether this node reaches Slurm's controller, asked for about a minute; True where it has no scontrol."""
+    for _ in range(CONTROLLER_TRIES):
+        try:
+            done = subprocess.run(
+                ["scontrol", "show", "job", environ.get("SLURM_JOB_ID", "0")],
+                env=dict(environ),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=CONTROLLER_S,
+                check=False,
+            )
+        except FileNotFoundError:
+            return True
+        except subprocess.TimeoutExpired:
+            continue
+        except OSError:
+            return True
+        # By what it printed: its exit code may have been collected by the agent's own loop.
+        if b"JobId=" in done.stdout or b"Invalid job id" in done.stderr:
+            return True
+        time.sleep(1)
+    return False

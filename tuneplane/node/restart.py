@@ -1,0 +1,237 @@
+"""Whether and how a run starts again by itself: the cause decides, an intent is noted first, then carried out.
+
+`outcome.py` asks as an attempt ends; `tp job resume` carries out an intent that was lost.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Optional
+
+from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.kernel.files import create_once, json_text, write_atomic, write_json
+from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
+from tuneplane.kernel.submission import TP, record_submission
+from tuneplane.node.record import read_record
+from tuneplane.spec import JobSpec
+
+WALLTIME, PREEMPTION, NODE_FAILURE = "walltime", "preemption", "node_failure"
+"""Causes after which a run goes on."""
+
+COMMAND_S = 60.0
+"""How long one of Slurm's commands may take."""
+
+EARLY_S = 90.0
+"""Slurm warns up to 30 s early, and knows its limits to the minute."""
+
+KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
+"""Slurm's variables that its commands are given; all others would change what is submitted."""
+
+REQUEUE_REFUSED = re.compile(r"disabled|not requeue|cannot be requeued", re.IGNORECASE)
+"""Words of a Slurm that never requeues this job, so that a successor must do."""
+
+NOT_WAITING = frozenset(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"))
+
+
+@dataclass(frozen=True)
+class SlurmWord:
+    """What Slurm says of the job as its attempt ends. Times in seconds since the epoch."""
+
+    state: str = ""
+    preempted: bool = False
+    ends_at: Optional[float] = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """cause: why the attempt ended, of those after which a run goes on, or empty. refused: why it does not."""
+
+    cause: str = ""
+    way: str = ""
+    exclude: list[str] = field(default_factory=list)
+    refused: str = ""
+
+
+def cause_of(
+    *,
+    dead: bool,
+    failed_itself: bool,
+    completed: bool,
+    asked_at: Optional[float],
+    word: SlurmWord,
+    warned_s: int,
+) -> str:
+    """Why an attempt ended, of the causes after which a run goes on; empty for every other. Pure.
+
+    asked_at: when the stop marker came. warned_s: how long before its limit Slurm warns. What a user stopped
+    by hand (`scancel`, a signal) does not go on.
+    """
+    if dead:
+        return NODE_FAILURE
+    if failed_itself or completed:
+        return ""
+    if word.preempted or word.state == "PREEMPTED":
+        return PREEMPTION
+    if word.state in ("NODE_FAIL", "BOOT_FAIL"):
+        return NODE_FAILURE
+    if word.state == "TIMEOUT":
+        return WALLTIME
+    if word.state == "CANCELLED" or asked_at is None:
+        return ""
+    if word.ends_at is None:  # Slurm does not say: its warning is the likeliest
+        return WALLTIME
+    return WALLTIME if word.ends_at - asked_at <= warned_s + EARLY_S else ""
+
+
+def ask_slurm(job_id: str, environ: Mapping[str, str]) -> SlurmWord:
+    """Slurm's word of a job; an empty one where it does not answer."""
+    try:
+        done = run_slurm(["scontrol", "--oneliner", "show", "job", job_id], environ)
+    except OperationError:
+        return SlurmWord()
+    return read_word(done)
+
+
+def read_word(text: str) -> SlurmWord:
+    """The word in scontrol's own text form; EndTime as seconds (`SLURM_TIME_FORMAT=%s`)."""
+    found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|EndTime)=(\S+)", text))
+    ends = found.get("EndTime", "")
+    return SlurmWord(
+        state=found.get("JobState", ""),
+        preempted=found.get("PreemptTime", "None") not in ("None", "Unknown", "0"),
+        ends_at=float(ends) if ends.isdecimal() else None,
+    )
+
+
+def note_intent(attempt: AttemptFolder, plan: Plan) -> None:
+    """Note that the run is to start again, before anything is done about it. Raises OSError."""
+    values = {"cause": plan.cause, "way": plan.way, "exclude": plan.exclude, "at": time.time()}
+    create_once(attempt.restart, json_text(values))
+
+
+def carry_out(
+    run: RunFolder, attempt: AttemptFolder, job: JobSpec, job_id: str, environ: Mapping[str, str]
+) -> bool:
+    """Do what the attempt's intent says, once; whether it is done. What Slurm refuses is noted beside it.
+
+    job_id: the job that ran the attempt.
+    """
+    intent = read_record(attempt.restart)
+    if not intent or attempt.restarted.exists():
+        return bool(intent)
+    try:
+        found = _queued(run, job_id, environ)
+        way = str(intent.get("way"))
+        if not found and way == "requeue":
+            found = _requeue(job_id, environ)
+        if not found:
+            way = "successor"
+            found = _submit(run, job, [str(host) for host in intent.get("exclude") or []], environ)
+        if found != job_id:
+            record_submission(run, found, TP)
+        write_json(attempt.restarted, {"way": way, "job_id": found, "at": time.time()})
+    except OperationError as error:
+        write_atomic(attempt.restart_error, "".join(f"{fault.what}\n" for fault in error.faults), 0o600)
+        return False
+    return True
+
+
+def excluded(run: RunFolder, job: JobSpec, attempt: int) -> list[str]:
+    """Nodes that a successor avoids: those that were found dead in any attempt up to this one."""
+    hosts: dict[str, None] = {}
+    for earlier in run.attempts():
+        if earlier.number <= attempt:
+            for node in read_record(earlier.fence).get("nodes") or []:
+                hosts[str(node.get("host"))] = None
+    return list(hosts)
+
+
+def _queued(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> str:
+    """A job of this run that waits or runs besides `job_id`, or `job_id` itself where it waits anew."""
+    text = run_slurm(
+        ["squeue", f"--user={os.geteuid()}", "--all", "--noheader", "--array", "--format=%i|%F_%K|%T|%Z"],
+        environ,
+    )
+    for line in text.splitlines():
+        one, element, state, folder = (line.split("|", 3) + [""] * 4)[:4]
+        names = {one.strip(), element.strip()}
+        if folder.strip() != str(run.path):
+            continue
+        if job_id not in names:
+            return one.strip()
+        if state.strip() not in NOT_WAITING:
+            return job_id
+    return ""
+
+
+def _requeue(job_id: str, environ: Mapping[str, str]) -> str:
+    """The job, requeued; empty where this Slurm never does it. Raises OperationError for every other no."""
+    try:
+        run_slurm(["scontrol", "requeue", job_id], environ)
+    except OperationError as error:
+        if any(REQUEUE_REFUSED.search(fault.what) for fault in error.faults):
+            return ""
+        raise
+    return job_id
+
+
+def _submit(run: RunFolder, job: JobSpec, exclude: list[str], environ: Mapping[str, str]) -> str:
+    """A successor by the very same script; its id."""
+    asked = job.spec.slurm.exclude if job.spec.slurm else None
+    avoid = [*([asked] if asked else []), *exclude]
+    options = [f"--exclude={','.join(avoid)}"] if exclude else []
+    text = run_slurm(["sbatch", "--parsable", *options, str(run.script)], environ)
+    return text.strip().split(";")[0]
+
+
+def run_slurm(argv: list[str], environ: Mapping[str, str]) -> str:
+    """What one of Slurm's commands printed. Raises OperationError with its own words."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    kept.update({name: environ[name] for name in KEPT if name in environ})
+    kept["SLURM_TIME_FORMAT"] = "%s"
+    command = " ".join(argv[:2])
+    try:
+        done = subprocess.run(
+            argv,
+            env=kept,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=COMMAND_S,
+            check=False,
+            encoding="utf-8",
+            errors="replace",
+        )
+    except subprocess.TimeoutExpired:
+        raise OperationError(Fault(f"{command}: no answer within {COMMAND_S:.0f} s", "Slurm")) from None
+    except OSError as error:
+        raise OperationError(Fault(f"{command}: {error.strerror}", os.uname().nodename)) from None
+    if done.returncode != 0:
+        words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise OperationError(Fault(f"{command}: {words}", "Slurm"))
+    return done.stdout
+
+
+def chain_length(run: RunFolder, before: int) -> int:
+    """How many attempts up to and with `before` started by themselves, one after the other."""
+    length = 0
+    for attempt in reversed(run.attempts()):
+        if attempt.number > before:
+            continue
+        if not read_record(attempt.start).get("automatic"):
+            break
+        length += 1
+    return length
+
+
+def describe(cause: str) -> str:
+    """A cause in words: `attempt 0 met its walltime`."""
+    return {
+        WALLTIME: "met its walltime",
+        PREEMPTION: "was preempted",
+        NODE_FAILURE: "lost a node",
+    }.get(cause, "was started again by Slurm")
