@@ -151,6 +151,7 @@ def _default(field: dataclasses.Field[Any]) -> str:
     if field.name == "apiVersion":
         return ""
     value = field.default_factory() if field.default is dataclasses.MISSING else field.default  # type: ignore[misc]
+    value = dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value
     return f"; `{json.dumps(value)}` where left out"
 
 

@@ -106,6 +106,10 @@ def test_the_batch_script_reads_one_number(run: Run) -> None:
         "reason": "the command ended with exit code 3",
         "stop_requested": False,
         "for_good": True,
+        "cause": "",
+        "to_be_continued": False,
+        "not_restarted": "",
+        "progress": {"step": None, "checkpoints": [], "saved_at": 0.0},
     }
 
 

@@ -39,6 +39,8 @@ from tuneplane.recipes.recipe import Recipe
 from tuneplane.runimage import image_place, image_rules, run_choice
 from tuneplane.runs.index import current_user
 from tuneplane.site import Cluster, Site
+from tuneplane.site import Slurm as SlurmKeys
+from tuneplane.slurmforms import time_s
 from tuneplane.spec import (
     Capsule,
     Container,
@@ -450,18 +452,26 @@ def _slurm(cluster: Cluster, request: Request) -> Slurm:
         mail_user=slurm.mail_user,
         mail_type=slurm.mail_type,
         exclusive=slurm.exclusive,
-        signal_before_end_s=slurm.signal_before_end_s,
+        signal_before_end_s=warning_s(slurm),
         extra_directives=dict(slurm.extra_directives),
         modules=list(slurm.modules),
         srun_options=list(slurm.srun_options),
     )
 
 
+def warning_s(slurm: SlurmKeys) -> int | None:
+    """How long before its limit a run is asked to save: of a short limit no more than the half."""
+    if slurm.signal_before_end_s is None or slurm.time is None:
+        return slurm.signal_before_end_s
+    limit_s = time_s(slurm.time)
+    return slurm.signal_before_end_s if not limit_s else min(slurm.signal_before_end_s, int(limit_s) // 2)
+
+
 def save_time_s(cluster: Cluster) -> float:
     """How long a trainer may take from the stop marker on, before TERM: so that all has ended before the limit."""
     if cluster.save_s is not None:
         return cluster.save_s
-    warned_s = cluster.slurm.signal_before_end_s
+    warned_s = warning_s(cluster.slurm)
     if cluster.scheduler != "slurm" or warned_s is None:
         return UNLIMITED_SAVE_S
     return max(warned_s - cluster.stop_grace_s - END_MARGIN_S, warned_s / 3)

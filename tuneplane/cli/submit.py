@@ -54,6 +54,8 @@ def request_options(command: F) -> F:
             "--allow-dirty", is_flag=True, help="Take uncommitted files along; the JobSpec says so."
         ),
         *(click.option(f"--{name}", name.replace("-", "_"), help=text) for name, text in SLURM_FLAGS.items()),
+        click.option("--max-restarts", type=int, help="How often in a row it may start again by itself; 0: never."),
+        click.option("--save-signal", help="USR1, USR2 or TERM, to a trainer that catches it, when it is to save."),
         click.option("--lab", "folder", type=click.Path(), help="A folder of the lab; here where not given."),
         click.option("--json", "as_json", is_flag=True, help="For programs."),
     ]
@@ -198,6 +200,11 @@ def _request(name: str, given: dict[str, Any], *, dry_run: bool = False) -> Requ
         f"cluster.slurm.{flag.replace('-', '_')}": (f"--{flag}", given[flag.replace("-", "_")])
         for flag in SLURM_FLAGS
         if given[flag.replace("-", "_")] is not None
+    }
+    flags |= {
+        f"cluster.{key}": (f"--{key.replace('_', '-')}", given[key])
+        for key in ("max_restarts", "save_signal")
+        if given[key] is not None
     }
     return Request(
         experiment=name,

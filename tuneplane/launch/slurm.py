@@ -19,9 +19,7 @@ from tuneplane.spec import JobSpec
 
 _DIRECTIVE_NAME = re.compile(r"[a-z][a-z0-9-]*")
 
-_SUBMITITS_OWN = frozenset(
-    ("requeue", "no-requeue", "error", "array", "signal", "open-mode", "ntasks", "export-file")
-)
+_SUBMITITS_OWN = frozenset(("error", "array", "signal", "open-mode", "ntasks", "export-file"))
 """Directives that submitit writes by itself, or that would undo one of ours."""
 
 _MAY_BE_EXTRA = frozenset(("mem", "wckey"))
@@ -142,8 +140,9 @@ def _own_more(job: JobSpec) -> dict[str, Any]:
         # Only to this shell: a signal to the step would kill every process of the trainer.
         "signal": f"B:USR2@{slurm.signal_before_end_s}" if slurm.signal_before_end_s else _NO_SIGNAL,
     }
-    # Whether Slurm itself starts it again (a dead node, a preemption), whatever the site's JobRequeue says.
-    more["requeue" if job.spec.restart.max_restarts else "no-requeue"] = True
+    # So that Slurm itself starts it again (a dead node, a preemption), whatever the site's JobRequeue says.
+    if job.spec.restart.max_restarts and not {"requeue", "no-requeue"} & set(slurm.extra_directives):
+        more["requeue"] = True
     if slurm.reservation is not None:
         more["reservation"] = slurm.reservation
     if resources.memory_per_node is not None:

@@ -88,8 +88,8 @@ def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, 
     record_submission(run, job_id, "hand", pid)
     attempt = run.attempt(earlier[-1].number + 1 if earlier else 0)
     _claim_folder(run, attempt, start, job.spec.hyperparams)
-    if earlier and not earlier[-1].end.exists():
-        wait_until_fenced(earlier[-1], job)
+    if earlier and follows is not None and not earlier[-1].end.exists():
+        wait_until_fenced(earlier[-1], job)  # Slurm ended it where it could: a node cut off may still run it
     return attempt
 
 

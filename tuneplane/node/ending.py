@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from tuneplane.node.fence import FENCE_GRACE_S
 from tuneplane.node.signals import Signals
 
@@ -20,8 +18,8 @@ class Ending:
     """
 
     def __init__(self, save_s: float, grace_s: float, shared: bool) -> None:
-        self.term_at: Optional[float] = None
-        self.kill_at: Optional[float] = None
+        self.term_at: float | None = None
+        self.kill_at: float | None = None
         self._save_s, self._grace_s, self._shared = save_s, grace_s, shared
         self._noted: set[str] = set()
 
@@ -48,7 +46,7 @@ class Ending:
         self._noted.add(what)
         return True
 
-    def _bring_forward(self, term: Optional[float] = None, kill: Optional[float] = None) -> None:
+    def _bring_forward(self, term: float | None = None, kill: float | None = None) -> None:
         if term is not None:
             self.term_at = term if self.term_at is None else min(term, self.term_at)
         if kill is not None:

@@ -10,7 +10,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from functools import partial
+from typing import Any, Callable
 
 from tuneplane.kernel.files import create_once, json_text
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
@@ -43,7 +44,7 @@ def fenced_after_s(heartbeat_s: float) -> float:
     return BEATS_UNTIL_SILENT * heartbeat_s + FENCE_GRACE_S + FENCE_MARGIN_S
 
 
-def silent(network_s: Optional[float], storage_s: Optional[float], limit_s: float) -> bool:
+def silent(network_s: float | None, storage_s: float | None, limit_s: float) -> bool:
     """Whether a node counts as dead. Where the network ever told of it, the network decides.
 
     network_s, storage_s: since its last sign of life there; None where there never was one. A storage that
@@ -78,7 +79,7 @@ class Fence:
         self._watched = set(watched if len(self._hosts) > 1 else [])
         self._beats = dict.fromkeys(self._watched, "")
         self._storage = {other: Silence(1.5 * heartbeat_s) for other in self._watched}
-        self._storage_s: dict[int, Optional[float]] = dict.fromkeys(self._watched)
+        self._storage_s: dict[int, float | None] = dict.fromkeys(self._watched)
         self._pulse = Pulse(
             rank,
             sorted(self._watched),
@@ -139,7 +140,7 @@ class Fence:
                 for other in sorted(self._watched)
                 if silent(network.get(other), self._storage_s[other], self._limit_s)
             }
-            ended = {other for other in found if self._answer(lambda: self._has_ended(other))}
+            ended = {other for other in found if self._answer(partial(self._has_ended, other))}
             self._watched -= ended
             dead = {other: age for other, age in found.items() if other not in ended}
             if dead and not self._done.is_set():

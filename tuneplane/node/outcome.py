@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from tuneplane.kernel.errors import OperationError, TunePlaneError
 from tuneplane.kernel.files import write_json
@@ -64,10 +64,10 @@ def judge(
     """The outcome of an attempt. Pure.
 
     nodes: their records; marked: whether the stop marker is there; dead: nodes that were found silent, which
-    come before all else, since the ranks of the others fail for want of them. srun's own code is the highest of all
-    tasks, so a victim's 137 would hide the culprit's 1. A node that failed by itself comes first, the earliest
-    of them, and the others were told to end because of it; then one that left no exit record while srun failed;
-    then one that was told to end from outside.
+    come before all else, since the ranks of the others fail for want of them. srun's own code is the highest
+    of all tasks, so a victim's 137 would hide the culprit's 1. A node that failed by itself comes first, the
+    earliest of them, and the others were told to end because of it; then one that left no exit record while
+    srun failed; then one that was told to end from outside.
     """
     failed = sorted((n for n in nodes if n.get("code")), key=lambda n: float(n.get("ended_at") or 0))
     own = [n for n in failed if not n.get("told_to_stop")]
@@ -107,14 +107,13 @@ def end(run: RunFolder, number: int, srun_code: int, environ: Mapping[str, str],
     if not attempt.end.exists():
         if fence:
             _wait_until_fenced(attempt, job, fence)
-        if run.attempts()[-1:] != [attempt]:
-            return srun_code or ENDED_ELSEWHERE
-        _end(run, attempt, job, srun_code, job_id, fence, environ)
+        code = _end(run, attempt, job, srun_code, job_id, fence, environ)
+    else:
+        code = int(read_record(attempt.end).get("code") or 0)
     if attempt.restart.exists() and not carry_out(run, attempt, job, job_id, environ):
         told = attempt.restart_error.read_text(encoding="utf-8", errors="replace").strip()
         print(f"tuneplane: the run does not go on by itself: {told}", file=sys.stderr)
-    code = read_record(attempt.end).get("code")
-    return code if isinstance(code, int) else srun_code
+    return code
 
 
 def end_for_node_0(run: RunFolder, attempt: AttemptFolder, environ: Mapping[str, str]) -> None:
@@ -138,7 +137,7 @@ def _end(
     job_id: str,
     fence: dict[str, Any],
     environ: Mapping[str, str],
-) -> None:
+) -> int:
     nodes = [record for path in sorted(attempt.path.glob("node-*.json")) if (record := read_record(path))]
     start = read_record(attempt.start)
     nodes += never_began(nodes, start.get("hosts") or []) if srun_code else []
@@ -170,6 +169,7 @@ def _end(
             run.secrets.unlink(missing_ok=True)
         except OSError as error:
             print(f"tuneplane: {run.secrets} not removed: {error.strerror}", file=sys.stderr)
+    return outcome.code
 
 
 def make_plan(
@@ -184,7 +184,9 @@ def make_plan(
 ) -> Plan:
     """Whether this run goes on, and how. Asks Slurm where the records alone do not tell the cause."""
     slurm = job.spec.slurm
-    if slurm is None or job_id in noted_jobs(run.stopped) | noted_jobs(run.paused):
+    if slurm is None or run.attempts()[-1:] != [attempt]:  # one that was cut off ends late
+        return Plan()
+    if job_id in noted_jobs(run.stopped) | noted_jobs(run.paused):
         return Plan()
     itself, completed = outcome.failed_itself, outcome.for_good and not outcome.code
     asks = not (dead or itself or completed)
@@ -223,7 +225,7 @@ def _wait_until_fenced(attempt: AttemptFolder, job: JobSpec, fence: dict[str, An
         time.sleep(min(RETRY_S, max(0.0, sure_at - time.time())))
 
 
-def _changed_at(path: Path) -> Optional[float]:
+def _changed_at(path: Path) -> float | None:
     try:
         return path.stat().st_mtime
     except OSError:

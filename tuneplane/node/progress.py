@@ -6,12 +6,13 @@ Called as an attempt ends (`outcome.py`).
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.spec import JobSpec
@@ -29,7 +30,7 @@ class Progress:
     folder. saved_at: the last change of any of them, seconds since the epoch.
     """
 
-    step: Optional[float] = None
+    step: float | None = None
     checkpoints: list[str] = field(default_factory=list)
     saved_at: float = 0.0
 
@@ -115,5 +116,5 @@ def _last_steps(path: Path) -> Iterable[float]:
         except ValueError:
             continue
         step = value.get("s") if isinstance(value, dict) else None
-        if isinstance(step, (int, float)) and step == step:
+        if isinstance(step, (int, float)) and math.isfinite(step):
             yield float(step)

@@ -12,7 +12,6 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
-from typing import Optional
 
 SIGNATURE_BYTES = 16
 
@@ -32,7 +31,7 @@ class Silence:
     def hear(self) -> None:
         self._heard, self._silent_s = True, 0.0
 
-    def tick(self, now: float) -> Optional[float]:
+    def tick(self, now: float) -> float | None:
         """Seconds of silence at `now`, on the monotonic clock; None where nothing was ever heard."""
         self._silent_s += min(now - self._at, self._most_s) if self._at else 0.0
         self._at = now
@@ -61,7 +60,7 @@ class Pulse:
         """Speak and listen from here on."""
         threading.Thread(target=self._run, name="pulse", daemon=True).start()
 
-    def silences_s(self) -> dict[int, Optional[float]]:
+    def silences_s(self) -> dict[int, float | None]:
         """Node → seconds since it was heard, None where it never was. Called at every interval."""
         now = time.monotonic()
         with self._lock:
@@ -111,7 +110,7 @@ class Pulse:
         text = f"tuneplane {self._rank} {'ending' if self.ending else 'alive'}".encode()
         return self._signature(text) + text
 
-    def _hear(self, message: bytes) -> Optional[int]:
+    def _hear(self, message: bytes) -> int | None:
         """The node that sent this, noted; None for what is none of this attempt's."""
         signature, text = message[:SIGNATURE_BYTES], message[SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(text)):

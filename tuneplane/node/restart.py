@@ -11,7 +11,6 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Optional
 
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.files import create_once, json_text, write_atomic, write_json
@@ -44,7 +43,7 @@ class SlurmWord:
 
     state: str = ""
     preempted: bool = False
-    ends_at: Optional[float] = None
+    ends_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def cause_of(
     dead: bool,
     failed_itself: bool,
     completed: bool,
-    asked_at: Optional[float],
+    asked_at: float | None,
     word: SlurmWord,
     warned_s: int,
 ) -> str:
