@@ -1,4 +1,4 @@
-"""Runs that start again by themselves, on a real Slurm with its default time-outs: walltime, preemption, dead nodes."""
+"""Runs that start again by themselves, on a real Slurm with its default time-outs."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_a_node_that_is_cut_off_ends_the_attempt_and_the_next_avoids_it(testbed_
     try:
         testbed_alone.cut(hosts[2])
         cut_at = time.time()
-        run.wait_for(lambda: (run.folder / "attempts" / "1" / "start.json").exists(), "no attempt 1", 150)
+        run.wait_for((run.folder / "attempts/1/start.json").exists, "no attempt 1", 150)
         again = json.loads(run.read("attempts/1/start.json"))
         assert hosts[2] not in again["hosts"]
         ended = end_of(run, 0)

@@ -54,8 +54,8 @@ def request_options(command: F) -> F:
             "--allow-dirty", is_flag=True, help="Take uncommitted files along; the JobSpec says so."
         ),
         *(click.option(f"--{name}", name.replace("-", "_"), help=text) for name, text in SLURM_FLAGS.items()),
-        click.option("--max-restarts", type=int, help="How often in a row it may start again by itself; 0: never."),
-        click.option("--save-signal", help="USR1, USR2 or TERM, to a trainer that catches it, when it is to save."),
+        click.option("--max-restarts", type=int, help="Restarts by itself in a row; 0: none."),
+        click.option("--save-signal", help="To a trainer that catches it, when it is to save: USR1."),
         click.option("--lab", "folder", type=click.Path(), help="A folder of the lab; here where not given."),
         click.option("--json", "as_json", is_flag=True, help="For programs."),
     ]
