@@ -207,6 +207,16 @@ def test_every_value_arrives_byte_for_byte(site: FakeSite) -> None:
     assert found["HOME"] == str(run.run.scratch().home)
 
 
+@pytest.mark.contract("C24")
+def test_the_kernels_folder_is_first_on_pythonpath_and_the_images_own_stays_behind_it(site: FakeSite) -> None:
+    made = site.make(PRINT_ENVIRONMENT, observability="platform", url=None)
+    run = FakeRun(made, 1, site.more)
+    assert run.wait() == 0, run.logs()
+    found = printed_environment(run.logs()[0])
+    expected = f"{found['TUNEPLANE_WORK_DIR']}/.tuneplane/kernel:{HOSTILE_IMAGE['PYTHONPATH']}"
+    assert found["PYTHONPATH"] == expected
+
+
 def test_an_image_without_a_path_gets_the_usual_one(site: FakeSite) -> None:
     box.write_image(site.image)
     run = site.start(PRINT_ENVIRONMENT)

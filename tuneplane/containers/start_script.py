@@ -21,7 +21,7 @@ _FROM_IMAGE = ("PATH", "HOME", "TMPDIR")
 """Not taken from `env`: PATH is the image's (C10), the other two are folders of the container."""
 
 BEFORE_THE_IMAGES = ("PYTHONPATH",)
-"""What `env` has of these goes before what the image has, which stays: the trainer's own packages may be there (C24)."""
+"""What `env` has of these goes before what the image has, which stays: its own packages may be there (C24)."""
 
 _KEPT_BY_SHELLS = frozenset(
     (
