@@ -152,6 +152,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSite]:
             run.kill_all()
 
 
+@pytest.mark.contract("C43")
 @pytest.mark.parametrize("case", CASES)
 def test_a_job_behaves_as_on_a_real_site(site: FakeSite, case: str) -> None:
     CASES[case](site)
