@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,8 +18,11 @@ from testbed_client import Testbed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.slow, pytest.mark.timeout(420)]
 
-TRAINER = r'''
-import hashlib, json, os, pathlib, sys, time
+ONE_GPU = ["--nodes", "1", "--gpus-per-node", "1"]
+NODES = ("n1", "n2", "n3", "n4")
+
+TRAINER = r"""
+import hashlib, json, os, pathlib, signal, sys, time
 
 out, stop = pathlib.Path(os.environ["TUNEPLANE_OUT_DIR"]), os.environ["TUNEPLANE_STOP_FILE"]
 rank, attempt = os.environ["TUNEPLANE_MACHINE_RANK"], os.environ["TUNEPLANE_JOB_ATTEMPT"]
@@ -26,6 +32,10 @@ folder.mkdir(parents=True, exist_ok=True)
 step, weights = 0, "0" * 64
 for path in sorted(folder.glob("step-*.json"))[-1:]:
     step, weights = json.loads(path.read_text())
+told = []
+for word in sys.argv:
+    if word.startswith("catches-"):
+        signal.signal(getattr(signal, "SIG" + word[8:]), lambda *_: told.append(1))
 print(f"attempt {attempt} begins after step {step}", flush=True)
 
 def save():
@@ -38,22 +48,20 @@ with open(out / f"steps-{rank}-{attempt}.txt", "a") as steps:
         time.sleep(pace_s)
         step += 1
         weights = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
-        print(step, os.environ["TUNEPLANE_JOB_ATTEMPT"], time.time(), file=steps, flush=True)
+        print(step, attempt, time.time(), file=steps, flush=True)
         if every and step % every == 0:
             save()
-        if os.path.exists(stop) and "deaf" not in sys.argv:
+        if told or (os.path.exists(stop) and "deaf" not in sys.argv):
             save()
             print("saved and ended", flush=True)
             sys.exit(0)
 save()
 (out / f"final-{rank}.json").write_text(json.dumps([step, weights]))
-'''
+"""
 
 
 def unbroken(last: int) -> list[Any]:
     """The final checkpoint of a run that nothing interrupts."""
-    import hashlib
-
     weights = "0" * 64
     for step in range(1, last + 1):
         weights = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
@@ -61,20 +69,60 @@ def unbroken(last: int) -> list[Any]:
 
 
 def make_lab(testbed: Testbed, last: int, pace_s: float, every: int, *words: str) -> SlurmLab:
+    """A lab whose trainer makes `last` steps, saves at every `every`-th, and is what `words` say."""
     lab = SlurmLab(testbed, experiment=unique("goes-on"))
     lab.write(f"experiments/{lab.experiment}/train.py", TRAINER)
-    lab.train_sh(f'exec python3 "$TUNEPLANE_EXP_DIR/train.py" {last} {pace_s} {every} {" ".join(words)}')
-    site = lab.own_site()
-    profile = site / "cluster" / "h200-bare.yaml"
-    lab.sh(["sh", "-c", 'printf "%s\\n" "$2" >>"$1"', "sh", str(profile), "# of this test"], cwd="/")
+    train = f'python3 "$TUNEPLANE_EXP_DIR/train.py" {last} {pace_s} {every} {" ".join(words)}'
+    lab.train_sh(f"sleep 100000 &\n{train}\nstatus=$?\nkill $!\nexit $status")
     lab.commit()
     return lab
 
 
+@dataclass(frozen=True)
+class Step:
+    number: int
+    attempt: int
+    at: float  # seconds since the epoch
+
+
+def steps(run: Run, rank: int = 0, attempt: int = 0) -> list[Step]:
+    """What one rank of one attempt noted of its steps."""
+    path = run.folder / f"out/steps-{rank}-{attempt}.txt"
+    if not path.exists():
+        return []
+    words = [line.split() for line in path.read_text().splitlines() if line.count(" ") == 2]
+    return [Step(int(number), int(of), float(at)) for number, of, at in words]
+
+
 def steps_of(run: Run, rank: int = 0) -> list[tuple[int, int]]:
-    """(step, attempt) as the trainer noted them, attempt by attempt."""
-    text = run.lab.sh(["sh", "-c", f"cat {run.folder}/out/steps-{rank}-*.txt"]).stdout
-    return [(int(line.split()[0]), int(line.split()[1])) for line in text.splitlines()]
+    """(step, attempt) of one rank, attempt by attempt; a file has the lines of its own attempt alone."""
+    found = []
+    for attempt in range(len(list((run.folder / "attempts").glob("*/start.json")))):
+        noted = steps(run, rank, attempt)
+        assert {step.attempt for step in noted} == {attempt}
+        found += [(step.number, attempt) for step in noted]
+    return found
+
+
+def left_on_nodes(run: Run) -> list[str]:
+    """Processes of a run on any node, a moment after its end."""
+    bed, found = run.lab.bed, [""]
+    for _ in range(50):
+        found = [bed.node_exec(n, ["pgrep", "-af", run.run_id], check=False).stdout for n in NODES]
+        if not any(found):
+            return []
+        time.sleep(0.2)
+    return [line for line in found if line]
+
+
+@contextmanager
+def cut(testbed: Testbed, node: str) -> Iterator[float]:
+    """A node without its network, and with it again afterwards; the time of the cut."""
+    testbed.cut(node)
+    try:
+        yield time.time()
+    finally:
+        testbed.join(node)
 
 
 def end_of(run: Run, attempt: int) -> dict[str, Any]:
@@ -87,35 +135,178 @@ def shared(testbed: Testbed) -> Iterator[Testbed]:
         yield testbed
 
 
-def test_a_run_longer_than_its_walltime_goes_on_and_trains_nothing_twice(shared: Testbed) -> None:
-    lab = make_lab(shared, 240, 0.25, 0)
-    run = lab.submit("h200-bare", "--nodes", "1", "--gpus-per-node", "1", "--time", "2")
-    status = run.wait("COMPLETED", timeout_s=400)
-    assert status["attempts"] >= 2
-    assert json.loads(run.read("out/final-0.json")) == unbroken(240)
-    assert [step for step, _ in steps_of(run)] == list(range(1, 241))
+@dataclass
+class Chains:
+    """Runs that meet their walltime, all at once."""
+
+    saves: Run  # looks for the stop marker, saves and leaves with 0
+    deaf: Run  # does not look for it, but saves now and then
+    idle: Run  # neither: it comes no further however often it starts
+    catches: Run  # knows nothing of the marker either, but catches USR1, and opted in
+
+
+@pytest.fixture(scope="module")
+def chains(testbed: Testbed) -> Iterator[Chains]:
+    with hold(fcntl.LOCK_SH):
+        runs = []
+        for steps, every, words, more in (
+            (300, 0, "", []),
+            (300, 5, "deaf", []),
+            (300, 0, "deaf", []),
+            (300, 0, "deaf catches-USR1", ["--save-signal", "USR1"]),
+        ):
+            lab = make_lab(testbed, steps, 0.25, every, words)
+            runs.append(lab.submit("h200-bare", *ONE_GPU, "--time", "2", *more))
+        yield Chains(*runs)
+        for run in runs:
+            run.tp("stop", check=False)
+
+
+def test_a_run_longer_than_its_walltime_goes_on_and_trains_nothing_twice(chains: Chains) -> None:
+    run = chains.saves
+    status = run.wait("COMPLETED", timeout_s=300)
+    assert status["attempts"] == 2, run.known()
+    assert json.loads(run.read("out/final-0.json")) == unbroken(300)
+    assert [step for step, _ in steps_of(run)] == list(range(1, 301))
     first = end_of(run, 0)
     assert (first["cause"], first["to_be_continued"], first["code"]) == ("walltime", True, 0)
+    assert left_on_nodes(run) == []
+
+
+def test_a_trainer_that_ignores_the_marker_is_told_to_end_and_goes_on_from_its_checkpoint(
+    chains: Chains,
+) -> None:
+    run = chains.deaf
+    status = run.wait("COMPLETED", timeout_s=300)
+    assert status["attempts"] == 2, run.known()
+    assert json.loads(run.read("out/final-0.json")) == unbroken(300)
+    first = end_of(run, 0)
+    assert (first["cause"], first["code"]) == ("walltime", 143)
+    saved = max(step for step, attempt in steps_of(run) if attempt == 0) // 5 * 5
+    assert [step for step, attempt in steps_of(run) if attempt == 1] == list(range(saved + 1, 301))
+
+
+def test_a_signal_that_was_opted_in_reaches_the_trainer_and_no_process_that_does_not_catch_it(
+    chains: Chains,
+) -> None:
+    """Its shell and a `sleep` beside it catch no USR1, and would die of it."""
+    run = chains.catches
+    status = run.wait("COMPLETED", timeout_s=300)
+    assert status["attempts"] == 2, run.known()
+    assert [step for step, _ in steps_of(run)] == list(range(1, 301))
+    assert end_of(run, 0)["code"] == 0
+
+
+def test_a_run_that_makes_no_progress_is_not_started_again(chains: Chains) -> None:
+    run = chains.idle
+    run.wait_for((run.folder / "attempts/0/end.json").exists, "no end", 200)
+    end = end_of(run, 0)
+    assert (end["cause"], end["to_be_continued"]) == ("walltime", False)
+    assert end["not_restarted"] == "no progress: no new checkpoint in out/checkpoints and no new step"
+    assert len(list((run.folder / "attempts").glob("*/start.json"))) == 1
+
+
+def test_a_run_that_fails_by_itself_is_not_started_again(shared: Testbed) -> None:
+    lab = SlurmLab(shared, experiment=unique("crashes"))
+    lab.train_sh("exit 7")
+    lab.commit()
+    run = lab.submit("h200-bare", *ONE_GPU)
+    status = run.wait("FAILED")
+    assert (status["code"], status["attempts"]) == (7, 1)
+    assert (end_of(run, 0)["cause"], end_of(run, 0)["to_be_continued"]) == ("", False)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_agent_that_is_killed_ends_the_run_and_leaves_nothing(shared: Testbed, rank: int) -> None:
+    lab = make_lab(shared, 100_000, 0.2, 5)
+    run = lab.submit("h200-bare", "--nodes", "2", "--gpus-per-node", "1", "--time", "30")
+    run.wait_for(lambda: all(steps(run, r) for r in (0, 1)), "it did not start")
+    host = json.loads(run.read("attempts/0/start.json"))["hosts"][rank]
+    shared.node_exec(host, ["pkill", "-KILL", "-f", f"kernel.pyz node {run.folder} "])
+    status = run.wait("FAILED", timeout_s=60)
+    assert status["attempts"] == 1
+    assert host in status["reason"], status
+    assert left_on_nodes(run) == []
 
 
 def test_a_node_that_is_cut_off_ends_the_attempt_and_the_next_avoids_it(testbed_alone: Testbed) -> None:
+    """With the heartbeat of 10 s that sites have, and Slurm's own time-outs."""
     lab = make_lab(testbed_alone, 100_000, 0.2, 5)
+    lab.own_user_config("cluster/h200-bare.yaml", "heartbeat_s: 10\n")
     run = lab.submit("h200-bare", "--nodes", "3", "--gpus-per-node", "1", "--time", "30")
-    run.wait_for(lambda: "attempt 0 begins" in run.log(), "it did not start")
-    time.sleep(15)
+    run.wait_for(lambda: all(steps(run, r) for r in range(3)), "it did not start")
+    time.sleep(5)  # each node was heard
     hosts = json.loads(run.read("attempts/0/start.json"))["hosts"]
-    try:
-        testbed_alone.cut(hosts[2])
-        cut_at = time.time()
-        run.wait_for((run.folder / "attempts/1/start.json").exists, "no attempt 1", 150)
+    with cut(testbed_alone, hosts[2]) as cut_at:
+        run.wait_for((run.folder / "attempts/1/start.json").exists, "no attempt 1", 120)
         again = json.loads(run.read("attempts/1/start.json"))
-        assert hosts[2] not in again["hosts"]
         ended = end_of(run, 0)
         assert ended["ended_at"] - cut_at < 60
-        assert ended["cause"] == "node_failure"
-        assert hosts[2] in ended["reason"]
-        last = run.read("out/steps-2-0.txt").splitlines()[-1].split()
-        assert float(last[2]) < again["started_at"], "two attempts were alive"
-    finally:
-        testbed_alone.join(hosts[2])
-        run.tp("stop", check=False)
+        assert (ended["cause"], ended["first_failing_node"]) == ("node_failure", hosts[2])
+        assert hosts[2] not in again["hosts"]
+        assert again["follows"] == "node_failure"
+        run.wait_for(lambda: steps(run, 0, attempt=1), "attempt 1 does not train")
+        for rank in range(3):
+            assert steps(run, rank)[-1].at < again["started_at"], "two attempts were alive"
+        agents = testbed_alone.node_exec(hosts[2], ["pgrep", "-f", str(run.folder)], check=False).stdout
+        assert agents == "", "the node that is cut off still has processes of the run"
+        record = json.loads(run.read("attempts/0/node-2.json"))
+        assert hosts[0] in record["reason"] and "silent" in record["reason"]
+        run.tp("stop")
+
+
+def test_where_node_0_is_cut_off_another_node_sees_to_the_end(testbed_alone: Testbed) -> None:
+    lab = make_lab(testbed_alone, 100_000, 0.2, 5)
+    run = lab.submit("h200-bare", "--nodes", "3", "--gpus-per-node", "1", "--time", "30")
+    run.wait_for(lambda: all(steps(run, r) for r in range(3)), "it did not start")
+    time.sleep(3)
+    hosts = json.loads(run.read("attempts/0/start.json"))["hosts"]
+    with cut(testbed_alone, hosts[0]) as cut_at:
+        run.wait_for((run.folder / "attempts/1/start.json").exists, "no attempt 1", 120)
+        again = json.loads(run.read("attempts/1/start.json"))
+        ended = end_of(run, 0)
+        assert ended["ended_at"] - cut_at < 60
+        assert (ended["cause"], ended["first_failing_node"]) == ("node_failure", hosts[0])
+        assert hosts[0] not in again["hosts"]
+        run.wait_for(lambda: steps(run, 0, attempt=1), "attempt 1 does not train")
+        for rank in range(3):
+            assert steps(run, rank)[-1].at < again["started_at"], "two attempts were alive"
+        run.tp("stop")
+
+
+def test_a_controller_that_is_started_anew_changes_nothing(testbed_alone: Testbed) -> None:
+    lab = make_lab(testbed_alone, 60, 0.2, 5)
+    run = lab.submit("h200-bare", "--nodes", "2", "--gpus-per-node", "1", "--time", "30")
+    run.wait_for(lambda: all(steps(run, r) for r in (0, 1)), "it did not start")
+    testbed_alone.restart_controller()
+    status = run.wait("COMPLETED", timeout_s=60)
+    assert status["attempts"] == 1
+    assert json.loads(run.read("out/final-1.json")) == unbroken(60)
+
+
+def everything(testbed: Testbed, seconds: int) -> str:
+    """A job of the partition that goes first, on every node; its id."""
+    script = f"#!/bin/bash\nsleep {seconds}\n"
+    words = ["sbatch", "--parsable", "--nodes=4", "--exclusive", "--partition=gpu", "--output=/dev/null"]
+    return testbed.exec(words, user="bob", input=script).stdout.strip()
+
+
+def test_preempted_runs_go_on(testbed_alone: Testbed) -> None:
+    """Slurm sends TERM to every process of the step: one trainer catches it and saves, another one dies of it."""
+    runs = []
+    for every, words in ((0, "catches-TERM"), (5, "")):
+        lab = make_lab(testbed_alone, 150, 0.2, every, words)
+        more = ["--nodes", "2", "--gpus-per-node", "1", "--partition", "preempt", "--time", "30"]
+        runs.append(lab.submit("h200-bare", *more))
+    for run in runs:
+        run.wait_for(lambda run=run: all(len(steps(run, r)) > 12 for r in (0, 1)), "it did not start")
+    everything(testbed_alone, 2)
+    for run in runs:
+        status = run.wait("COMPLETED", timeout_s=200)
+        assert status["attempts"] == 2, run.known()
+        assert json.loads(run.read("out/final-0.json")) == unbroken(150)
+        assert left_on_nodes(run) == []
+    catches, dies = runs
+    assert [step for step, _ in steps_of(catches, 1)] == list(range(1, 151))
+    saved = max(step for step, attempt in steps_of(dies) if attempt == 0) // 5 * 5
+    assert next(step for step, attempt in steps_of(dies) if attempt == 1) in (saved + 1, saved - 4)
