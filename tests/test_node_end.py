@@ -57,7 +57,7 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Verdict]] = {
     "an agent was killed, the others were ended": (
         [node(0, 143, 3, True), node(1, None)],
         137,
-        (137, 1, True, False),
+        (137, 1, False, False),
     ),
     "a node is gone, another failed by itself": ([node(0, 1, 3), node(1, None)], 137, (1, 0, False, True)),
     "no record could be written, and srun knows of no failure": ([node(0, None)], 0, (0, None, False, True)),

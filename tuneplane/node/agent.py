@@ -140,6 +140,7 @@ class NodeRun:
                         code=ended.code,
                         reason=ended.reason,
                         told_to_stop=ended.told,
+                        fenced=bool(self.signals.cut),
                         ended_at=ended.at,
                     )
                 finally:

@@ -153,7 +153,9 @@ class Fence:
         self._signals.cut_off(reason)
 
     def _has_ended(self, other: int) -> bool:
-        return read_record(self._attempt.node_record(other)).get("state") in ("ending", "ended")
+        """By itself: one that was cut off ends its ranks too, and may still write so."""
+        record = read_record(self._attempt.node_record(other))
+        return record.get("state") in ("ending", "ended") and not record.get("fenced")
 
     def _answer(self, ask: Callable[[], bool]) -> bool:
         """What the storage says, False where it takes too long."""

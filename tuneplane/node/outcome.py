@@ -80,7 +80,8 @@ def judge(
     for node in own:
         return Outcome(int(node["code"]), node, node.get("reason"), marked, True, failed_itself=True)
     for node in silent:
-        return Outcome(srun_code, node, NO_RECORD, stopped, False)
+        # The others were told to end because of it; whether anybody asked for that first, Slurm knows.
+        return Outcome(srun_code, node, NO_RECORD, False, False)
     for node in failed:
         return Outcome(int(node["code"]), node, node.get("reason"), stopped, False)
     reason = f"srun ended with exit code {srun_code}, and no node failed" if srun_code else None

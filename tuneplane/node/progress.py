@@ -73,7 +73,9 @@ def read_progress(run: RunFolder, job: JobSpec, attempt: int) -> Progress:
         if output.name == "checkpoints":
             for path in _below(run.out, output.path):
                 with suppress(OSError):
-                    found[path.relative_to(run.out).as_posix()] = _changed_at(path)
+                    changed_at = _changed_at(path)
+                    if changed_at is not None:
+                        found[path.relative_to(run.out).as_posix()] = changed_at
     newest = sorted(found, key=found.__getitem__)[-MOST_NAMES:]
     steps = [step for path in _ingest_files(run, attempt) for step in _last_steps(path)]
     return Progress(max(steps, default=None), sorted(newest), max(found.values(), default=0.0))
@@ -86,13 +88,12 @@ def _below(folder: Path, pattern: str) -> Iterable[Path]:
         return []
 
 
-def _changed_at(path: Path) -> float:
-    """The last change of a checkpoint: of the file, or of what lies directly in the folder."""
-    times = [path.lstat().st_mtime]
-    if path.is_dir() and not path.is_symlink():
-        with os.scandir(path) as entries:
-            times += [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
-    return max(times)
+def _changed_at(path: Path) -> float | None:
+    """The last change of a checkpoint: of the file, or of what lies directly in the folder; None: it is empty."""
+    if not path.is_dir() or path.is_symlink():
+        return path.lstat().st_mtime
+    with os.scandir(path) as entries:
+        return max((entry.stat(follow_symlinks=False).st_mtime for entry in entries), default=None)
 
 
 def _ingest_files(run: RunFolder, attempt: int) -> list[Path]:
