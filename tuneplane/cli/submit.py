@@ -177,7 +177,7 @@ def _told(done: Submitted, notices: list[str], follow: bool, as_json: bool) -> i
             click.echo(f"next: tp job logs {run_id} -f")
     if not follow:
         return Exit.DONE
-    from tuneplane.cli.job import follow_run
+    from tuneplane.cli.logs import follow_run
 
     return follow_run(done.run, to_stderr=as_json)
 

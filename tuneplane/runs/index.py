@@ -82,7 +82,11 @@ def started_order(run: RunFolder) -> str:
 
 
 def latest(runs: list[RunFolder]) -> RunFolder:
-    """The newest of runs: by the second in its id, then by when its JobSpec was written."""
+    """The newest of runs: by the second in its id, then by when its JobSpec was written.
+
+    One whose folder is not whole, being made or left by a `tp` that was killed, is nobody's latest.
+    """
+    runs = [run for run in runs if run.script.exists()] or runs
     newest = max(started_order(run)[:-5] for run in runs)
     return max((run for run in runs if started_order(run).startswith(newest)), key=_written_ns)
 
