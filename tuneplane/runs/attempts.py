@@ -42,16 +42,26 @@ def read_attempts(run: RunFolder, state: RunState) -> list[Attempt]:
     """Every attempt of a run. Raises OSError where its folder cannot be read."""
     stopped, paused = stopped_jobs(run), paused_jobs(run)
     found = run.attempts()
+    starts = [read_object(folder.start) for folder in found]
+    # A job that was requeued ran several attempts; what was asked of it ended the last of them.
+    last_of = {
+        str(start.get("job_id") or ""): folder.number for folder, start in zip(found, starts, strict=True)
+    }
+    asked = {
+        last_of[job_id]: how
+        for how, ids in (("paused", paused), ("stopped", stopped))
+        for job_id in ids
+        if job_id in last_of
+    }
     return [
-        _attempt(folder, stopped, paused, going_on=folder == found[-1] and not state.is_final)
-        for folder in found
+        _attempt(folder, start, asked.get(folder.number, ""), folder == found[-1] and not state.is_final)
+        for folder, start in zip(found, starts, strict=True)
     ]
 
 
-def _attempt(
-    folder: AttemptFolder, stopped: frozenset[str], paused: frozenset[str], *, going_on: bool
-) -> Attempt:
-    start, end = read_object(folder.start), read_object(folder.end)
+def _attempt(folder: AttemptFolder, start: dict[str, Any], asked: str, going_on: bool) -> Attempt:
+    """asked: paused or stopped, where the user ended it."""
+    end = read_object(folder.end)
     job_id, code = str(start.get("job_id") or ""), whole(end.get("code"))
     node, reason = str(end.get("first_failing_node") or ""), str(end.get("reason") or "")
     progress = end.get("progress")
@@ -61,12 +71,8 @@ def _attempt(
         how = "completed"
     elif end.get("for_good"):
         how = "failed"
-    elif job_id in stopped:
-        how = "stopped"
-    elif job_id in paused:
-        how = "paused"
     else:
-        how = "saved" if code == 0 else "ended"
+        how = asked or ("saved" if code == 0 else "ended")
     return Attempt(
         number=folder.number,
         job_id=job_id,

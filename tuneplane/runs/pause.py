@@ -90,7 +90,9 @@ class _Pausing:
             if not seen.refused:
                 write_note(self.run.paused, paused_jobs(self.run) | seen.active.keys())
                 waits = [self._pause(job) for job in seen.active.values()]
-                if not any(waits) or (not self.wait and all(done is not None for done in waits)):
+                if all(done is False for done in waits):
+                    return
+                if not self.wait and all(done is not None for done in waits):
                     return
             if self._is_late():
                 return

@@ -20,7 +20,7 @@ from tuneplane.kernel.submission import Submission
 from tuneplane.launch.slurm_commands import FINAL, SlurmJob, query_own, run_slurm
 from tuneplane.runs.adopt import jobs_in
 from tuneplane.runs.folder import check_own
-from tuneplane.runs.records import known_jobs, stopped_jobs
+from tuneplane.runs.records import known_jobs, read_object, stopped_jobs
 from tuneplane.runs.starting import is_being_started
 from tuneplane.runs.state import RunState, read_state
 
@@ -71,7 +71,7 @@ def stop_run(run: RunFolder, wait_s: float = 120.0, told: Told = unheard, wait: 
     check_here(run, jobs, before.job_id, "stop")
     deadline = time.monotonic() + wait_s
     noted = stopped_jobs(run)
-    write_note(run.stopped, noted | {job.job_id for job in jobs})
+    write_note(run.stopped, noted | ({job.job_id for job in jobs} - _over(run)))
     try:
         _stop_slurm(run, deadline, told, wait)
         for job in jobs:
@@ -87,6 +87,13 @@ def stop_run(run: RunFolder, wait_s: float = 120.0, told: Told = unheard, wait: 
     if may_go_on and before.is_final:
         told(f"it was {before.state}, and now does not go on")
     return state
+
+
+def _over(run: RunFolder) -> set[str]:
+    """Ids of jobs whose attempts have all ended and were followed by another job's: a stop is none of theirs."""
+    found = [(str(read_object(a.start).get("job_id") or ""), a.end.exists()) for a in run.attempts()]
+    going = {job_id for job_id, ended in found if not ended} | {job_id for job_id, _ in found[-1:]}
+    return {job_id for job_id, _ in found} - going
 
 
 class NothingAsked(OperationError):
