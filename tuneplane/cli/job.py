@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuneplane.cli.actions import pause_command, resume_command, retry_command, stop_command
+from tuneplane.cli.clear import gc_command
 from tuneplane.cli.logs import logs_command
 from tuneplane.cli.look import artifacts_command, shell_command, verify_command
 from tuneplane.cli.metrics import metrics_command
@@ -173,6 +174,6 @@ def _since(state: RunState) -> str:
 
 for command in (
     *(logs_command, metrics_command, artifacts_command, verify_command, shell_command, why_command),
-    *(stop_command, pause_command, resume_command, retry_command, rerun_command),
+    *(stop_command, pause_command, resume_command, retry_command, rerun_command, gc_command),
 ):
     job_command.add_command(command)

@@ -61,6 +61,14 @@ def remember_root(root: Path) -> None:
 
 def iterate_runs(roots: list[Path] | None = None, user: str | None = None) -> Iterator[RunFolder]:
     """Every run folder of a user once, in no order. An unreadable folder is passed over."""
+    for experiment in experiment_folders(roots, user):
+        for path in _folders(experiment):
+            if RUN_ID.fullmatch(path.name):
+                yield RunFolder(path)
+
+
+def experiment_folders(roots: list[Path] | None = None, user: str | None = None) -> Iterator[Path]:
+    """The folder of every experiment of a user once, in no order; none that is a link."""
     bases = [
         root / "runs" / (user or current_user()) for root in (storage_roots() if roots is None else roots)
     ]
@@ -70,10 +78,7 @@ def iterate_runs(roots: list[Path] | None = None, user: str | None = None) -> It
         if real in seen:  # two names of one root
             continue
         seen.add(real)
-        for experiment in _folders(base):
-            for path in _folders(experiment):
-                if RUN_ID.fullmatch(path.name):
-                    yield RunFolder(path)
+        yield from _folders(base)
 
 
 def started_order(run: RunFolder) -> str:
