@@ -12,6 +12,7 @@ from pathlib import Path
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import read_json, write_json
 from tuneplane.kernel.runfolder import RUN_ID, RunFolder
+from tuneplane.runs.records import CLEARED
 
 SHOWN = 5
 """How many of the runs that a text could mean are named."""
@@ -91,7 +92,7 @@ def latest(runs: list[RunFolder]) -> RunFolder:
 
     One whose folder is not whole, being made or left by a `tp` that was killed, is nobody's latest.
     """
-    runs = [run for run in runs if run.script.exists()] or runs
+    runs = [run for run in runs if run.script.exists() or (run.path / CLEARED).exists()] or runs
     newest = max(started_order(run)[:-5] for run in runs)
     return max((run for run in runs if started_order(run).startswith(newest)), key=_written_ns)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -105,7 +106,9 @@ def read_states(runs: Iterable[RunFolder]) -> list[RunState]:
     known = [r for r in records if isinstance(r, Records) and not r.cleared]
     asking = [r for r in known if not r.is_settled()]
     ids = sorted({job.job_id for r in asking for job in r.starts() if not job.is_local})
-    queue = _queue(ids, own)
+    # Of this user's runs, all jobs are this user's; those of others have been asked for by their ids.
+    mine = own is not None and not own.refused and all(_is_mine(r.run) for r in asking)
+    queue = own if mine and own is not None else query_queue(ids) if ids else Answer()
     unsettled = sorted({job_id for r in asking for job_id in unsettled_jobs(r, queue)})
     books = query_accounting(unsettled) if unsettled else Answer()
     states = []
@@ -119,13 +122,11 @@ def read_states(runs: Iterable[RunFolder]) -> list[RunState]:
     return states
 
 
-def _queue(ids: list[str], own: Answer | None) -> Answer:
-    """squeue's answer for these jobs; that for all of this user's, where it was asked for and has them."""
-    if not ids:
-        return Answer()
-    if own is not None and not own.refused and own.jobs.keys() >= set(ids):
-        return own
-    return query_queue(ids)
+def _is_mine(run: RunFolder) -> bool:
+    try:
+        return run.path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _settle(records: Records, state: RunState, queue: Answer, books: Answer) -> None:
