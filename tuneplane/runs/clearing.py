@@ -10,8 +10,8 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tuneplane.launch.slurm_commands import FINAL, Answer, query_own
 from tuneplane.runs.adopt import jobs_in
 from tuneplane.runs.folder import check_own
 from tuneplane.runs.records import CLEARED, known_jobs
-from tuneplane.runs.starting import is_being_started, starting
+from tuneplane.runs.starting import Another, is_being_started, starting
 from tuneplane.runs.state import RunState, read_states
 
 OVER = FINAL - {"REVOKED"} | {"NOT_SUBMITTED"}
@@ -141,7 +141,7 @@ def clear(item: Item) -> None:
     run = RunFolder(item.path)
     try:
         if item.kind in ("run", "half-made"):
-            with starting(run):
+            with _alone(run):
                 if _mark(run) != item.mark:
                     raise OperationError(Fault("it was started meanwhile, and is left as it is", item.name))
                 _clear_run(run, item)
@@ -154,12 +154,25 @@ def clear(item: Item) -> None:
         raise OperationError(Fault(f"not removed: {error.strerror or error}", where)) from None
 
 
+@contextmanager
+def _alone(run: RunFolder) -> Iterator[None]:
+    """No start of the run meanwhile; on a full disk, where that cannot be noted, nobody can start it either."""
+    run.path.lstat()
+    with ExitStack() as held:
+        try:
+            held.enter_context(starting(run))
+        except Another:
+            raise
+        except OperationError:
+            pass
+        yield
+
+
 def _clear_run(run: RunFolder, item: Item) -> None:
     if item.keeps_out:
         assert item.told is not None
         if not item.told.cleared:
-            told = {name: value for name, value in asdict(item.told).items() if name != "nodes"}
-            write_json(run.path / CLEARED, {**told, "cleared_at": time.time()}, 0o600)
+            _note_cleared(run, item.told)
         for path in _others(run):
             remove_tree(path)
         return
@@ -168,6 +181,15 @@ def _clear_run(run: RunFolder, item: Item) -> None:
     remove_tree(going)
     with suppress(OSError):  # other runs of the experiment are there
         run.path.parent.rmdir()
+
+
+def _note_cleared(run: RunFolder, state: RunState) -> None:
+    told = {name: value for name, value in asdict(state).items() if name != "nodes"}
+    try:
+        write_json(run.path / CLEARED, {**told, "cleared_at": time.time()}, 0o600)
+    except OSError:  # a full disk: its largest file of those that go makes room
+        run.capsule.unlink(missing_ok=True)
+        write_json(run.path / CLEARED, {**told, "cleared_at": time.time()}, 0o600)
 
 
 def _others(run: RunFolder) -> list[Path]:
