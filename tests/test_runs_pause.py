@@ -295,6 +295,39 @@ def test_an_sbatch_that_refuses_leaves_a_paused_run_paused(run: RunFolder, slurm
     assert not is_being_started(run)
 
 
+def test_a_job_that_a_killed_tp_could_not_note_is_found_before_another_is_queued(
+    run: RunFolder, slurm: HandSlurm
+) -> None:
+    (slurm.folder / "folder").write_text(str(run.path))
+    submit(run, "42")
+    attempt(run, 0, "42", end={"code": 1, "for_good": True})
+    slurm.jobs({"43": "PENDING Priority"})
+    with pytest.raises(UsageError, match="is PENDING"):
+        retry(run, {})
+    assert slurm.asked("sbatch") == []
+    assert read_state(run).job_id == "43"
+
+
+def test_a_pause_that_was_killed_before_it_held_the_job_is_taken_back(
+    run: RunFolder, slurm: HandSlurm
+) -> None:
+    submit(run, "42")
+    slurm.jobs({"42": "PENDING Priority"})
+    run.paused.write_text("42\n")
+    assert resume(run, {}).released
+    assert not run.paused.exists() and slurm.asked("scontrol", "sbatch") == []
+
+
+def test_a_job_whose_script_never_begins_is_not_said_to_be_asked(
+    run: RunFolder, slurm: HandSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit(run, "42")
+    slurm.jobs({"42": "RUNNING"})
+    with pytest.raises(OperationError, match="has not begun by now"):
+        pause_run(run, wait_s=0.5)
+    assert not run.paused.exists()
+
+
 # One start at a time
 
 

@@ -26,8 +26,8 @@ from tuneplane.runs.folder import check_own
 from tuneplane.runs.index import state_folder
 from tuneplane.runs.records import excluded_nodes, note_restarted, paused_jobs
 from tuneplane.runs.starting import starting
-from tuneplane.runs.state import HELD, RunState, read_state
-from tuneplane.runs.stop import write_note
+from tuneplane.runs.state import HELD, WAITING, RunState, read_state
+from tuneplane.runs.stop import look, write_note
 from tuneplane.runs.token import known_token
 from tuneplane.site import Site
 from tuneplane.spec import JobSpec, Resources, read
@@ -67,7 +67,7 @@ def retry(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
     """`tp job retry`: start an ended run again as its next attempt; secrets written anew, the same script."""
     check_own(run)
     with starting(run):
-        state = read_state(run)
+        state = _present_state(run)
         if not state.is_final and state.state != "PREPARED":
             raise UsageError(_not_ended(run, state))
         return _start_again(run, environ, state)
@@ -80,8 +80,8 @@ def resume(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
     """
     check_own(run)
     with starting(run):
-        state = read_state(run)
-        if state.job_id in paused_jobs(run) and state.reason == HELD:
+        state = _present_state(run)
+        if state.job_id in paused_jobs(run) and state.state in WAITING:
             return _release(run, state)
         if not state.is_final:
             raise UsageError(_not_ended(run, state, "resume"))
@@ -92,6 +92,15 @@ def resume(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
             remedy = f"tp submit --run {run.run_id} tries it again"
             raise UsageError(Fault(f"{run.run_id} was never submitted: {state.reason}", "RUN", remedy))
         return _start_again(run, environ, state, keep_secrets=True)
+
+
+def _present_state(run: RunFolder) -> RunState:
+    """The state, a job considered that was queued by a `tp` which was killed before it could note it."""
+    if any(not job.is_local for job in read_submissions(run)):
+        known = {job.job_id for job in read_submissions(run)}
+        for job_id in look(run).active.keys() - known:
+            record_submission(run, job_id, "tp")
+    return read_state(run)
 
 
 def _not_ended(run: RunFolder, state: RunState, act: str = "retry") -> Fault:
@@ -113,11 +122,15 @@ def _not_ended(run: RunFolder, state: RunState, act: str = "retry") -> Fault:
 
 
 def _release(run: RunFolder, state: RunState) -> Submitted:
-    """Let a held job go on; the note goes first, so that the job does not begin as a paused one."""
+    """Let a held job go on; the note goes first, so that the job does not begin as a paused one.
+
+    A job that is not held, because a `tp job pause` was killed before it came so far, needs no more than that.
+    """
     noted = paused_jobs(run)
     write_note(run.paused, noted - {state.job_id})
     try:
-        run_slurm(["scontrol", "release", state.job_id])
+        if state.reason == HELD:
+            run_slurm(["scontrol", "release", state.job_id])
     except OperationError:
         write_note(run.paused, noted)
         raise
@@ -149,7 +162,7 @@ def _start_again(
     exclude = excluded_nodes(last[0]) if last else []
     try:
         done = hand_over(run, job, exclude)
-    except OperationError:
+    except (OperationError, OSError):
         write_note(run.paused, noted)
         if not had_secrets:
             run.secrets.unlink(missing_ok=True)

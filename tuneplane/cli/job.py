@@ -93,7 +93,7 @@ def status_command(run: str, as_json: bool) -> None:
     folder = find(run)
     state = read_state(folder)
     remove_secrets(folder, state)
-    attempts = read_attempts(folder, state)
+    attempts = read_attempts(folder, state) if state.state != "UNKNOWN" or state.attempts else []
     if as_json:
         show_json({**state.as_dict(), "history": [a.as_dict() for a in attempts]})
         return

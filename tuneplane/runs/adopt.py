@@ -24,21 +24,21 @@ def note_unknown_jobs(runs: Iterable[RunFolder]) -> Answer | None:
     if not unknown:
         return None
     answer = query_own()
+    there = jobs_by_folder(answer)
     for run in unknown:
-        for job in jobs_in(run, answer):
+        for job in there.get(os.path.realpath(run.path), ()):
             with suppress(OSError):  # a colleague's run
                 record_submission(run, job.job_id, "hand")
     return answer
 
 
-def jobs_in(run: RunFolder, answer: Answer) -> list[SlurmJob]:
-    """The unended jobs that work in a run's folder."""
-    folder = os.path.realpath(run.path)
-    return [
-        job
-        for job in answer.jobs.values()
-        if job.state not in FINAL and job.folder and os.path.realpath(job.folder) == folder
-    ]
+def jobs_by_folder(answer: Answer) -> dict[str, list[SlurmJob]]:
+    """The unended jobs by the real path of the folder that each works in."""
+    found: dict[str, list[SlurmJob]] = {}
+    for job in answer.jobs.values():
+        if job.state not in FINAL and job.folder:
+            found.setdefault(os.path.realpath(job.folder), []).append(job)
+    return found
 
 
 def _may_be_queued(run: RunFolder) -> bool:

@@ -20,7 +20,7 @@ from tuneplane.kernel.files import write_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.unpack import remove_tree
 from tuneplane.launch.slurm_commands import FINAL, Answer, query_own
-from tuneplane.runs.adopt import jobs_in
+from tuneplane.runs.adopt import jobs_by_folder
 from tuneplane.runs.folder import check_own
 from tuneplane.runs.records import CLEARED, known_jobs
 from tuneplane.runs.starting import Another, is_being_started, starting
@@ -34,6 +34,8 @@ HALF_MADE_S = 86_400.0
 
 GOING = ".gc-"
 """Begin of the name that a run's folder gets before it is removed, so that it is never seen half."""
+
+STILL_THERE = "Slurm still has a job of it"
 
 KEPT = ("out", "job.json", CLEARED)
 
@@ -65,7 +67,9 @@ def old_runs(runs: Iterable[RunFolder], older_s: float, *, with_out: bool) -> Lo
     """Runs that ended at least `older_s` ago. Asks Slurm once more than `tp job ls` does, for all together."""
     folders = [run for run in runs if run.path.lstat().st_uid == os.geteuid()]
     states = read_states(folders)
-    found, queue = Looked(), None
+    found = Looked()
+    queue: Answer | None = None
+    working: set[str] = set()  # real paths of folders in which a job works
     for run, state in zip(folders, states, strict=True):
         age_s = time.time() - _moved_at(run, state)
         least_s = min(older_s, HALF_MADE_S) if state.state == "INCOMPLETE" else older_s
@@ -73,8 +77,12 @@ def old_runs(runs: Iterable[RunFolder], older_s: float, *, with_out: bool) -> Lo
             least_s = max(least_s, HALF_MADE_S)
         if age_s < least_s:
             continue
-        queue = query_own() if queue is None else queue
+        if queue is None:
+            queue = query_own()
+            working = set(jobs_by_folder(queue))
         why = _why_not(run, state, queue)
+        if not why and os.path.realpath(run.path) in working:
+            why = STILL_THERE
         if why:
             found.kept[run.run_id] = why
             continue
@@ -92,8 +100,10 @@ def _why_not(run: RunFolder, state: RunState, queue: Answer) -> str:
     try:
         check_own(run)
         jobs = known_jobs(run)
-    except (OSError, TunePlaneError) as error:
-        return str(error)
+    except TunePlaneError as error:
+        return str(error.faults[0])
+    except OSError as error:
+        return f"cannot be looked at: {error.strerror}"
     if state.pending_restart:
         return f"its restart was not carried out: tp job stop {run.run_id} ends it"
     if state.state not in OVER | {"INCOMPLETE"}:
@@ -102,8 +112,8 @@ def _why_not(run: RunFolder, state: RunState, queue: Answer) -> str:
     if slurms and queue.refused and not state.cleared:
         return f"Slurm does not say that its jobs are over: {queue.refused}"
     there = [queue.job_of(run.path, job_id) for job_id in slurms]
-    if jobs_in(run, queue) or any(job is not None and job.state not in FINAL for job in there):
-        return "Slurm still has a job of it"
+    if any(job is not None and job.state not in FINAL for job in there):
+        return STILL_THERE
     if any(job.is_alive_here() for job in jobs) or is_being_started(run):
         return "a process of it is there"
     return ""

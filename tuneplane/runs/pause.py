@@ -95,6 +95,9 @@ class _Pausing:
                 if not self.wait and all(done is not None for done in waits):
                     return
             if self._is_late():
+                if not (self.saving or self.held):
+                    what = f"the script of {self.run.run_id} has not begun by now, so it could not be asked"
+                    raise NothingAsked(Fault(what, "Slurm", f"say tp job pause {self.run.run_id} again"))
                 return
             time.sleep(POLL_S)
 

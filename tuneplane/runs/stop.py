@@ -18,7 +18,7 @@ from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import Submission
 from tuneplane.launch.slurm_commands import FINAL, SlurmJob, query_own, run_slurm
-from tuneplane.runs.adopt import jobs_in
+from tuneplane.runs.adopt import jobs_by_folder
 from tuneplane.runs.folder import check_own
 from tuneplane.runs.records import known_jobs, read_object, stopped_jobs
 from tuneplane.runs.starting import is_being_started
@@ -134,7 +134,8 @@ def look(run: RunFolder, also: Iterable[str] = ()) -> Look:
     answer = query_own()
     if answer.refused:
         return Look({}, answer.refused)
-    found = {job.job_id: job for job in jobs_in(run, answer)}
+    here = jobs_by_folder(answer).get(os.path.realpath(run.path), [])
+    found = {job.job_id: job for job in here}
     for job_id in ids:
         job = answer.job_of(run.path, job_id)
         if job is not None and job.job_id == job_id and job.state not in FINAL:
