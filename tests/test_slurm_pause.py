@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -110,6 +111,24 @@ def test_a_stop_while_it_saves_ends_it_for_good(testbed: Testbed) -> None:
     assert f"Slurm job {run.job_id} was cancelled while it was RUNNING" in said.stderr
     status = run.status()
     assert (status["state"], status["reason"]) == ("CANCELLED", "stopped by tp job stop")
+
+
+@pytest.mark.contract("C42")
+def test_a_stop_beats_a_requeue_of_the_same_moment(testbed: Testbed) -> None:
+    """Slurm takes a requeue of a job that is just being cancelled, and starts it again a little later."""
+    lab = lab_with(testbed, "trap '' TERM; echo begun 0; sleep 600")
+    run = lab.submit("h200-bare:1")
+    begun(run)
+    with ThreadPoolExecutor() as pool:
+        stopped = pool.submit(run.tp, "stop")
+        time.sleep(0.7)  # its scancel comes about now
+        requeued = lab.sh(["scontrol", "requeue", run.job_id], check=False)
+    assert f"{run.run_id}: CANCELLED" in stopped.result().stdout, (requeued, stopped.result())
+    time.sleep(12)  # a requeued job waits for its credential to expire: 11 s here
+    status = run.status()
+    assert (status["state"], status["reason"]) == ("CANCELLED", "stopped by tp job stop")
+    assert status["attempts"] == 1
+    assert lab.sh(["squeue", "-h", "-n", lab.experiment]).stdout == ""
 
 
 @pytest.mark.contract("C46")

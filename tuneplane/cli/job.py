@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @click.group("job")
 def job_command() -> None:
-    """Look at runs and end them.
+    """Look at runs, end them, let them go on.
 
     RUN is a run id, a unique prefix of one, an experiment (its latest run), a Slurm job id or a run folder.
     """

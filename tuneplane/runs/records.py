@@ -205,8 +205,11 @@ def read_records(run: RunFolder) -> Records | str:
     try:
         attempts = run.attempts()
         last = attempts[-1] if attempts else None
-        restarted = read_object(last.path / RESTARTED) if last else {}
+        # Few files for the many runs that never restart: each is a round trip on shared storage.
+        restart = read_object(last.path / RESTART) if last else {}
+        restarted = read_object(last.path / RESTARTED) if last and restart else {}
         jobs = known_jobs(run, restarted)
+        is_whole = run.script.exists()
         run.path.stat()
     except OSError as error:
         return f"cannot be read: {error.strerror}: {error.filename}"
@@ -226,13 +229,13 @@ def read_records(run: RunFolder) -> Records | str:
         profile=str(_of(asked, "resources").get("profile", "")),
         silent_s=max(SILENT_S, 3 * beat_s),
         paused=paused_jobs(run),
-        restart=read_object(last.path / RESTART) if last else {},
+        restart=restart,
         restarted=restarted,
-        restart_error=_words(last.path / RESTART_ERROR) if last else "",
+        restart_error=_words(last.path / RESTART_ERROR) if last and restart else "",
         settled=_settled(run.slurm / SETTLED),
-        cleared=read_object(run.path / CLEARED),
+        cleared={} if is_whole else read_object(run.path / CLEARED),
         rerun_of=str(_of(job, "metadata").get("rerun_of") or ""),
-        is_whole=run.script.exists(),
+        is_whole=is_whole,
     )
 
 
