@@ -96,14 +96,10 @@ class Registry:
 
     def push(self, folder: Path, timeout_s: float = 60) -> str:
         """Push what `write_push` wrote; returns the manifest's digest."""
-        words = [
-            *self.enter,
-            "/usr/bin/python3",
-            str(TESTS / "registry_server.py"),
-            "push",
-            self.address,
-            str(folder),
-        ]
+        # A copy: where it runs, /tmp is another, and a checkout may lie there.
+        program = folder / "registry_server.py"
+        program.write_bytes(Path(__file__).read_bytes())
+        words = [*self.enter, "/usr/bin/python3", str(program), "push", self.address, str(folder)]
         if self.login is not None:
             file = folder / "login"
             file.write_text(":".join(self.login))

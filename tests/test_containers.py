@@ -236,6 +236,78 @@ def test_a_runtime_is_told_no_more_than_was_asked(runtime, image, argv, environ)
     assert (started.argv, started.environ) == (argv, environ)
 
 
+FULL_LISTS = {
+    "apptainer": FULL_APPTAINER,
+    "singularity": ["singularity", *FULL_APPTAINER[1:]],
+    "enroot": FULL_ENROOT,
+    "pyxis": FULL_PYXIS,
+    "none": TRAIN,
+}
+WITHOUT_GPUS = {
+    "--nv": None,
+    FULL_PYXIS[9]: FULL_PYXIS[9].replace("NVIDIA_DRIVER_CAPABILITIES,", ""),
+}
+"""What differs in the lists above where a node has no GPUs; an image that asks for some is told `void`."""
+
+
+@pytest.mark.parametrize("gpus", [True, False], ids=["gpus", "no gpus"])
+@pytest.mark.parametrize("nodes", [1, 4])
+@pytest.mark.parametrize("runtime", RUNTIMES)
+def test_the_whole_list_on_each_node_of_a_run_with_gpus_and_without(runtime, nodes, gpus):
+    """Nothing but pyxis' step knows of its node; a step of its own for each, whatever their number."""
+    ending = "sif" if runtime in ("apptainer", "singularity") else "sqsh"
+    container = replace(FULL, runtime=runtime, image=f"/images/trainer.{ending}", gpus=gpus)
+    mounts = [] if runtime == "none" else MOUNTS
+    for rank in range(nodes):
+        host = {
+            **HOST,
+            "SLURM_PROCID": str(rank),
+            "SLURM_NTASKS": str(nodes),
+            "SLURMD_NODENAME": f"n{rank + 1}",
+        }
+        started = launch(container, TRAIN, ENV, mounts, host)
+        expected = [
+            f"--nodelist=n{rank + 1}" if word == "--nodelist=n4" else word for word in FULL_LISTS[runtime]
+        ]
+        if not gpus:
+            changed = [WITHOUT_GPUS.get(word, word) for word in expected]
+            expected = [word for word in changed if word is not None]
+        assert started.argv == expected
+        told = {name: value for name, value in started.environ.items() if name.startswith("NVIDIA_")}
+        hooks = GPUS if gpus else {"NVIDIA_VISIBLE_DEVICES": "void"}
+        assert told == (hooks if runtime in ("enroot", "pyxis") else {})
+
+
+SPACES = [
+    Mount("/d/my data", "/d/my data"),
+    Mount("/d/a:b", "/in/c:d", read_only=True),
+    Mount('/d/"q",r', "/q"),
+]
+
+
+@pytest.mark.parametrize("runtime", ["apptainer", "singularity"])
+def test_the_whole_list_with_mounts_of_spaces_colons_quotes_and_commas(runtime):
+    started = launch(replace(BARE, runtime=runtime), ["true"], {}, SPACES, ONE_NODE)
+    assert started.argv == [
+        *[runtime, "--quiet", "exec", "--cleanenv", "--no-eval", "--no-mount", "home,tmp,cwd,hostfs"],
+        *["--pwd", "/"],
+        *["--mount", 'type=bind,"source=/d/""q"",r",destination=/q'],
+        *["--mount", 'type=bind,"source=/d/my data","destination=/d/my data"'],
+        *["--mount", "type=bind,source=/d/a:b,destination=/in/c:d,ro"],
+        *["--mount", "type=bind,source=/s/start.sh,destination=/s/start.sh,ro"],
+        *["/x.sif", "/bin/sh", "/s/start.sh", "run", "true"],
+    ]
+
+
+def test_without_a_container_a_folder_of_any_name_is_there_under_its_own_alone():
+    bare = Container(runtime="none")
+    assert launch(bare, ["true"], {}, SPACES[:1]) == Launch(["true"], {}, "/")
+    assert [fault.what for fault in faults(bare, ["true"], {}, SPACES)] == [
+        "'/d/a:b' cannot be mounted as '/in/c:d' without a container",
+        "'/d/\"q\",r' cannot be mounted as '/q' without a container",
+    ]
+
+
 def test_a_runtime_without_any_path_gets_the_usual_one():
     for runtime in ("apptainer", "enroot", "pyxis"):
         started = launch(replace(BARE, runtime=runtime), ["true"], {}, (), {"SLURM_JOB_ID": "7"})

@@ -129,12 +129,21 @@ def test_every_value_arrives_under_the_name_of_singularity_too(node):
 
 
 def test_values_given_win_over_the_images_own(node):
-    names = ["TUNEPLANE_OUT_DIR", "PYTHONPATH", "HF_HOME", "HF_TOKEN", "TMPDIR", "HOME", "LANG", "EMPTY"]
+    names = ["TUNEPLANE_OUT_DIR", "HF_HOME", "HF_TOKEN", "TMPDIR", "HOME", "LANG", "EMPTY"]
     env = {name: "" if name == "EMPTY" else f"/given/{name}" for name in names}
     image = hostile_image(node, "".join(f"export {name}=/image\n" for name in names) + "unset GIVEN\n")
     found = node.environment({**env, "GIVEN": "1"}, image)
     expected = {**env, "TMPDIR": "/tmp", "HOME": str(node.folder / "home"), "GIVEN": "1"}
     assert {name: found.get(name) for name in expected} == {n: v.encode() for n, v in expected.items()}
+
+
+@pytest.mark.contract("C24")
+def test_the_folder_given_is_first_on_pythonpath_and_the_images_own_stays_behind_it(node):
+    env = {"PYTHONPATH": "/w/.tuneplane/kernel"}
+    image = hostile_image(node, "export PYTHONPATH='/opt/a b:/opt/c'\n")
+    assert node.environment(env, image)["PYTHONPATH"] == b"/w/.tuneplane/kernel:/opt/a b:/opt/c"
+    assert node.environment(env)["PYTHONPATH"] == b"/w/.tuneplane/kernel"
+    assert node.environment({}, image)["PYTHONPATH"] == b"/opt/a b:/opt/c"
 
 
 def test_values_of_the_testbeds_contradicting_image_lose_too(node):
@@ -321,6 +330,7 @@ print(json.dumps({"said": run.communicate(timeout=30)[0], "code": run.returncode
 SAVES_WHEN_TOLD_TO_END = """\
 import signal, sys, time
 def save(*_):
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # runtimes pass it on once more, into an import
     import wsgiref.handlers, xml.dom.minidom  # read from the image only now
     print("saved", flush=True)
     sys.exit(4)

@@ -152,6 +152,7 @@ def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FakeSite]:
             run.kill_all()
 
 
+@pytest.mark.contract("C43")
 @pytest.mark.parametrize("case", CASES)
 def test_a_job_behaves_as_on_a_real_site(site: FakeSite, case: str) -> None:
     CASES[case](site)
@@ -205,6 +206,16 @@ def test_every_value_arrives_byte_for_byte(site: FakeSite) -> None:
     found = printed_environment(run.logs()[0])
     assert {name: found.get(name) for name in AWKWARD} == AWKWARD
     assert found["HOME"] == str(run.run.scratch().home)
+
+
+@pytest.mark.contract("C24")
+def test_the_kernels_folder_is_first_on_pythonpath_and_the_images_own_stays_behind_it(site: FakeSite) -> None:
+    made = site.make(PRINT_ENVIRONMENT, observability="platform", url=None)
+    run = FakeRun(made, 1, site.more)
+    assert run.wait() == 0, run.logs()
+    found = printed_environment(run.logs()[0])
+    expected = f"{found['TUNEPLANE_WORK_DIR']}/.tuneplane/kernel:{HOSTILE_IMAGE['PYTHONPATH']}"
+    assert found["PYTHONPATH"] == expected
 
 
 def test_an_image_without_a_path_gets_the_usual_one(site: FakeSite) -> None:

@@ -88,6 +88,30 @@ def test_values_arrive_byte_for_byte_and_win(start: Start) -> None:
     assert (code, out) == (0, "<a'b\"c\\\n$x `y`\n><><new>")
 
 
+@pytest.mark.contract("C24")
+@pytest.mark.parametrize("mode", ["run", "enter"])
+@pytest.mark.parametrize(
+    ("images", "expected"),
+    [
+        (None, "/w k/.tuneplane/kernel"),
+        ("", "/w k/.tuneplane/kernel"),
+        ("/opt/a b:/opt/'c' *", "/w k/.tuneplane/kernel:/opt/a b:/opt/'c' *"),
+    ],
+)
+def test_the_kernels_folder_is_first_on_pythonpath_and_the_images_own_stays_behind_it(
+    start: Start, mode: str, images: str | None, expected: str
+) -> None:
+    """No colon at its end: Python would take that for the working directory."""
+    more = {} if images is None else {"PYTHONPATH": images}
+    env = {"PYTHONPATH": "/w k/.tuneplane/kernel"}
+    assert finish(start("printenv", "PYTHONPATH", mode=mode, env=env, **more)) == (0, f"{expected}\n", "")
+
+
+@pytest.mark.contract("C23")
+def test_where_the_job_has_no_pythonpath_the_images_is_left_alone(start: Start) -> None:
+    assert finish(start("printenv", "PYTHONPATH", PYTHONPATH="/opt/image"))[1] == "/opt/image\n"
+
+
 @pytest.mark.parametrize("mode", ["run", "enter"])
 @pytest.mark.parametrize(("program", "code"), [("exit 37", 37), ("exit 0", 0), ("kill -9 $$", 137)])
 def test_the_exit_code_is_the_commands(start: Start, mode: str, program: str, code: int) -> None:

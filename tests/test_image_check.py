@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 sys.path.append(str(Path(__file__).parent / "fakes"))
 
 import box
+from slurm_lab import SlurmLab
+from testbed_client import Testbed
 
 from tuneplane import __version__
 from tuneplane.cli.image_check import check_command
@@ -335,3 +337,20 @@ def test_a_registrys_image_needs_a_profile_and_is_judged_by_the_sites_rules(tmp_
     assert "image registry other.example.com is not in TUNEPLANE_ALLOWED_IMAGE_REGISTRIES" in str(
         done.exception
     )
+
+
+@pytest.mark.testbed
+def test_a_job_that_fails_at_once_tells_what_the_check_tells_beforehand(testbed: Testbed) -> None:
+    """By a real Apptainer: on the login host first, then in the node's log."""
+    lab = SlurmLab(testbed)
+    lab.train_sh("no-such-trainer --epochs 3")
+    lab.commit()
+    said = lab.tp("image", "check", str(testbed.image), "--profile", "h200", "--method", "custom/custom")
+    lines = [" ".join(line.split()) for line in said.splitlines() if "→" not in line]
+    assert [line.split()[0] for line in lines] == ["ok", "ok", "warn"]
+    run = lab.submit("h200:1", image=testbed.image)
+    run.wait("FAILED")
+    log = [" ".join(line.removeprefix("tuneplane:").split()) for line in run.log().splitlines()]
+    at = log.index("the command failed at once; what its image has:")
+    assert any("no-such-trainer: command not found" in line for line in log[:at])
+    assert [line for line in log[at + 1 :] if "→" not in line][: len(lines)] == lines

@@ -297,6 +297,45 @@ def test_an_image_that_a_run_will_start_is_not_removed_unless_forced(desk: Desk,
     assert desk.images() == []
 
 
+def test_an_image_of_the_sites_folder_that_others_used_is_not_removed_unless_forced(
+    desk: Desk, image: Image, tmp_path: Path
+) -> None:
+    """Their runs cannot be looked at: the marks of their uses tell."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    desk.configure(more=f"image_cache: {shared}")
+    name = f"{desk.stub.host}/trainer:v1"
+    desk.tp("image", "pull", name, "--profile", "box")
+    (file,) = shared.glob("*.sif")
+    mark = shared / f".{file.name}.used.64999"
+    for user, days_ago in ((64999, 2), (64998, 40)):
+        path = shared / f".{file.name}.used.{user}"
+        path.touch()
+        os.chown(path, user, user)
+        os.utime(path, (time.time() - days_ago * 86_400,) * 2)
+    said = desk.tp("image", "rm", name, "--profile", "box", code=2).stderr
+    assert f"{name} was used by user 64999 2 d ago" in said and file.exists()
+    assert "64998" not in said
+    mark.unlink()
+    desk.tp("image", "rm", name, "--profile", "box")
+    assert not file.exists()
+
+
+def test_an_image_that_belongs_to_another_user_is_not_removed(
+    desk: Desk, image: Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tuneplane.cli import image as command
+    from tuneplane.images.folder import ImageFolder
+
+    desk.tp("image", "pull", f"{desk.stub.host}/trainer:v1", "--profile", "box")
+    folder = ImageFolder(desk.storage / "images")
+    (prepared,) = folder.images()
+    monkeypatch.setattr(os, "geteuid", lambda: 64999)
+    for force in (False, True):
+        (fault,) = command._removal_faults(folder, prepared, {}, force)
+        assert fault.what.endswith(f"{prepared.path} belongs to root")
+
+
 def test_gc_lists_first_and_removes_when_told(desk: Desk, image: Image) -> None:
     desk.tp("image", "pull", f"{desk.stub.host}/trainer:v1", "--profile", "box")
     (file,) = desk.images()

@@ -426,6 +426,24 @@ def test_the_builders_own_last_words_are_told_and_what_was_fetched_is_kept(stub:
     assert list(lab.folder.glob("*.sif")) == []
 
 
+@pytest.mark.parametrize("said", ["write /s/opt/z: no space left on device", "Disk quota exceeded"])
+def test_a_builder_that_finds_no_room_is_told_with_where_to_make_some(
+    stub: Stub, lab: ImageLab, said: str
+) -> None:
+    """What layers hold when unpacked is only a guess: one of zeros is a thousandth of that."""
+    name = stub.add(image_of(1000), "v1")
+    fake_apptainer(lab.programs, fail=said)
+    with pytest.raises(OperationError) as error:
+        lab.pull(f"{name}:v1")
+    for words in (
+        said,
+        f"free some in {lab.base / 'scratch'} or {lab.folder}",
+        "site.image_scratch",
+        "is kept",
+    ):
+        assert words in str(error.value)
+
+
 def test_a_builder_that_makes_no_image_is_told(stub: Stub, lab: ImageLab) -> None:
     name = stub.add(image_of(1000), "v1")
     for text, words in (

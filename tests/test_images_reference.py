@@ -118,6 +118,24 @@ tag_text = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}", fullmatch=True)
 digest_text = st.from_regex(r"sha256:[0-9a-f]{64}", fullmatch=True)
 
 
+@pytest.mark.contract("C11")
+@pytest.mark.parametrize(
+    "before", ["alice:hunter2", "docker://alice:hunter2", "https://a:hunter2", "hunter2", "a:hun@/ter2"]
+)
+@pytest.mark.parametrize(
+    "behind", ["nvcr.io/x:v1", "nvcr.io:5000/a/b", "nvcr.io/x@sha256:" + "0a" * 32, "nvcr.io/x y"]
+)
+def test_a_login_that_was_put_into_a_name_is_refused_and_never_shown(before, behind):
+    with pytest.raises(UsageError) as error:
+        parse_reference(f"{before}@{behind}")
+    (fault,) = error.value.faults
+    assert not [part for part in ("hun", "ter2", "alice") if part in str(fault)]
+    assert behind in fault.what or "U+0020" in fault.what
+    with pytest.raises(UsageError) as error:
+        parse_registry(f"{before}@nvcr.io:5000")
+    assert "hunter2" not in str(error.value) and "…@nvcr.io:5000" in str(error.value)
+
+
 @given(registry_text, repository_text, st.none() | tag_text, st.none() | digest_text)
 def test_every_reference_of_the_grammar_is_read_part_by_part(registry, repository, tag, digest):
     text = f"{registry}/{repository}" + (f":{tag}" if tag else "") + (f"@{digest}" if digest else "")

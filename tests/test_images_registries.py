@@ -41,7 +41,7 @@ def test_every_entry_that_is_no_registry_is_named_at_once():
     assert [f.where for f in faults] == ["site.allowed_registries"] * 2 + [
         "TUNEPLANE_ALLOWED_IMAGE_REGISTRIES"
     ] * 2
-    assert "'*.example.com'" in faults[0].what and "'user@ghcr.io'" in faults[3].what
+    assert "'*.example.com'" in faults[0].what and "'…@ghcr.io'" in faults[3].what
 
 
 @pytest.mark.contract("C28")

@@ -24,7 +24,7 @@ import pytest
 from registry_server import Registry, run_registry, write_push
 from registry_stub import Image, digest_of, layer_of
 from slurm_lab import URL, Run, SlurmLab, unique
-from test_slurm_secrets import WATCH_ARGUMENTS, files_with
+from test_slurm_secrets import files_with
 from testbed_client import PROGRAM, Testbed
 
 pytestmark = [pytest.mark.testbed, pytest.mark.timeout(240), pytest.mark.xdist_group("images")]
@@ -36,6 +36,24 @@ libraries=$(ldd $programs | grep -o '/[^ )]*' | grep -v : | sort -u)
 tar -C / -h -czf "$1" $(printf '%s\\n' $programs $libraries etc/passwd etc/group | sed 's,^/,,' | sort -u)
 """
 """Run in the testbed's minimal image: a layer of a few MB with what a container needs to start bash."""
+
+
+WATCH_PROCESSES = """
+import json, os, sys, time
+seen = {"cmdline": set(), "environ": set()}
+while not os.path.exists(sys.argv[1]):
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name, found in seen.items():
+            try:
+                with open(f"/proc/{pid}/{name}", "rb") as file:
+                    found.add(file.read())
+            except OSError:
+                pass
+    time.sleep(0.005)
+text = {name: [s.decode("utf-8", "replace").replace("\\0", " ") for s in found] for name, found in seen.items()}
+print(json.dumps(text))
+"""
+"""Arguments and environment of every process on every host, until a file appears."""
 
 
 @dataclass
@@ -219,7 +237,7 @@ def test_the_password_of_a_registry_is_nowhere_but_in_the_users_own_file(shop: S
     lab.write(str(login), json.dumps({"auths": {shop.guarded.address: {"auth": coded}}}))
     ended = str(lab.base / "ended")
     with ThreadPoolExecutor() as pool:
-        watch = ["/usr/bin/python3", "-I", "-c", WATCH_ARGUMENTS, ended]
+        watch = ["/usr/bin/python3", "-I", "-c", WATCH_PROCESSES, ended]
         watched = pool.submit(shop.bed.exec, watch, user="root", timeout=120)
         try:
             done = lab.sh(
@@ -231,13 +249,16 @@ def test_the_password_of_a_registry_is_nowhere_but_in_the_users_own_file(shop: S
             run.wait("COMPLETED")
         finally:
             lab.sh(["touch", ended])
-        arguments = json.loads(watched.result().stdout)
+        seen = json.loads(watched.result().stdout)
     assert "in the image: private" in run.log()
-    assert [line for line in arguments if "apptainer build" in line], "the watch saw nothing of the build"
+    assert [line for line in seen["cmdline"] if "apptainer build" in line], (
+        "the watch saw nothing of the build"
+    )
+    assert [text for text in seen["environ"] if "APPTAINER_TMPDIR=" in text]
     printed = done.stdout + done.stderr + run.log() + run.slurm_output() + slurm + said
     for secret in (password, coded):
         assert secret not in printed
-        assert [line for line in arguments if secret in line] == []
+        assert [text for text in (*seen["cmdline"], *seen["environ"]) if secret in text] == []
     patterns = tmp_path / "patterns"
     assert set(files_with([password, coded], shop.bed.state, patterns)) == {login}
     assert Path(image_of(run)["path"]).parent == shop.bed.home("alice") / "tuneplane/images", (

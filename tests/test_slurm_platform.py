@@ -34,6 +34,8 @@ log({"train": {"loss": 0.75}}, step=3)
 print("LOGGED", time.time())
 print("FROM", tuneplane.__file__)
 print("FIRST", os.environ["PYTHONPATH"].split(":")[0])
+import image_module
+print("IMAGE", image_module.ORIGIN, os.environ["PYTHONPATH"].split(":")[1:])
 while not Path(os.environ["TUNEPLANE_OUT_DIR"], "go").exists():
     time.sleep(0.05)
 END
@@ -64,7 +66,7 @@ def test_a_platform_recipe_refuses_the_address_of_another_tracker(lab: SlurmLab)
 
 @pytest.mark.contract("C24", "C21")
 def test_points_of_an_image_without_the_wheel_are_seen_while_the_job_runs(lab: SlurmLab) -> None:
-    """The image has a PYTHONPATH of its own; the kernel's folder comes before it."""
+    """The image has a PYTHONPATH of its own: the kernel's folder comes before it, and what is there is found."""
     run = lab.submit_words("--profile", "h200:1", "--image", str(lab.bed.env_image))
 
     def points() -> dict[str, float]:
@@ -79,5 +81,6 @@ def test_points_of_an_image_without_the_wheel_are_seen_while_the_job_runs(lab: S
     assert seen_at - float(printed["LOGGED"]) < 5
     assert printed["FIRST"].endswith("/work/.tuneplane/kernel")
     assert printed["FROM"] == f"{printed['FIRST']}/tuneplane/__init__.py"
+    assert printed["IMAGE"] == "image ['/opt/image/py']"
     run.release()
     run.wait("COMPLETED")

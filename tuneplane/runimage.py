@@ -7,18 +7,29 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from tuneplane import containers
 from tuneplane.imagejob import pull_by_job
-from tuneplane.images import Choice, Rules, allowed_registries, choose_image
+from tuneplane.images import (
+    Choice,
+    ChosenImage,
+    Rules,
+    allowed_registries,
+    choose_image,
+    resolve_image,
+)
+from tuneplane.images.choice import FLAG
 from tuneplane.images.folder import SIF, SQSH, ImageFolder
 from tuneplane.images.manifest import own_architecture
 from tuneplane.images.place import Builder, Place, default_scratch
+from tuneplane.images.progress import Progress
 from tuneplane.images.registries import VARIABLE
 from tuneplane.kernel.errors import Fault, UsageError
 from tuneplane.recipes.recipe import Recipe
+from tuneplane.runs.index import current_user, remember_root
 from tuneplane.site import Cluster, Config, Site
 
-FORMS = {"apptainer": SIF, "singularity": SIF, "enroot": SQSH, "pyxis": SQSH}
-"""Container runtime → what it starts."""
+_ENDINGS = {containers.SIF: SIF, containers.SQUASHFS: SQSH}
+"""A runtime's form of an image → that of the folder of images."""
 
 
 def run_choice(recipe: Recipe, config: Config, image: str | None) -> Choice:
@@ -46,7 +57,7 @@ def image_place(config: Config, user: str, environ: Mapping[str, str], *, here: 
     Raises UsageError where compute nodes would not reach the site's folder, or no runtime starts images.
     """
     site, cluster = config.site, config.cluster
-    form = FORMS.get(cluster.container.runtime)
+    form = _ENDINGS.get(containers.image_form(cluster.container.runtime))
     if form is None:
         raise UsageError(
             Fault(
@@ -68,6 +79,27 @@ def image_place(config: Config, user: str, environ: Mapping[str, str], *, here: 
         insecure=tuple(site.insecure_registries),
         elsewhere=partial(pull_by_job, tuple(site.image_job), cluster.name) if by_job else None,
     )
+
+
+def named_image(
+    image: str,
+    config: Config,
+    environ: Mapping[str, str],
+    cache: Path,
+    progress: Progress,
+    *,
+    here: bool = False,
+) -> ChosenImage:
+    """A registry's image by its name alone, of no run: judged like a user's `--image`, frozen, not yet fetched.
+
+    Its folder is one that `tp image ls` and `gc` look into from now on. here: see `image_place`.
+    Raises UsageError, OperationError.
+    """
+    rules = image_rules(config.site, environ)
+    place = image_place(config, current_user(), environ, here=here)
+    chosen = resolve_image(Choice(image, FLAG), rules, place, environ, cache, progress)
+    remember_root(Path(config.cluster.storage_root).expanduser())
+    return chosen
 
 
 def image_folders(site: Site, cluster: Cluster) -> list[ImageFolder]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tuneplane.compose import Composed
     from tuneplane.lab.marker import Lab
     from tuneplane.recipes.catalog import Catalog
 
@@ -29,6 +30,14 @@ def load_methods() -> Catalog:
     from tuneplane.recipes.catalog import load_catalog
 
     return load_catalog([packaged_configs(), site_folder()])
+
+
+def compose_here(profile: str) -> Composed:
+    """The configuration of `NAME[:TOTAL_GPUS]` as a submit from this folder has it. Raises UsageError."""
+    from tuneplane.compose import compose
+    from tuneplane.lab.marker import marked_folder
+
+    return compose(profile, lab_root=marked_folder(Path.cwd()), flags={}, environ=os.environ)
 
 
 def cache_folder() -> Path:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import pwd
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tuneplane.cli.completion import complete_profiles
-from tuneplane.cli.context import cache_folder
+from tuneplane.cli.context import cache_folder, compose_here
 from tuneplane.cli.image_check import check_command
 from tuneplane.cli.progress import image_progress
 from tuneplane.cli.show import age, show_fields, show_json, show_notices, show_table, size
 from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 if TYPE_CHECKING:
-    from tuneplane.compose import Composed
     from tuneplane.images.folder import ImageFolder, Prepared
 
 DAYS = 30
@@ -48,25 +49,16 @@ image_command.add_command(check_command)
 @json_option
 def pull_command(image: str, profile: str, share: bool, here: bool, as_json: bool) -> None:
     """Make the file that nodes of a profile start from IMAGE, HOST/NAME:TAG or @sha256:…, unless it is there."""
-    from tuneplane.images import Choice, image_faults, is_local, resolve_image
-    from tuneplane.images.choice import FLAG
-    from tuneplane.kernel.errors import raise_faults
-    from tuneplane.runimage import image_place, image_rules
-    from tuneplane.runs.index import current_user, remember_root
+    from tuneplane.images import is_local
+    from tuneplane.runimage import named_image
 
     if is_local(image):
         raise UsageError(Fault(f"image {image!r} is a file already", "IMAGE", f"tp submit … --image {image}"))
-    composed = _composed(profile)
-    config = composed.config
-    rules = image_rules(config.site, os.environ)
-    choice = Choice(image, FLAG)
-    raise_faults(image_faults(choice, rules))
-    place = image_place(config, current_user(), os.environ, here=here)
+    composed = compose_here(profile)
     progress = image_progress()
-    chosen = resolve_image(choice, rules, place, os.environ, cache_folder(), progress)
+    chosen = named_image(image, composed.config, os.environ, cache_folder(), progress, here=here)
     show_notices([] if as_json else [*composed.notices, *chosen.notices])
     was_there = bool(chosen.image.sha256)
-    remember_root(Path(config.cluster.storage_root).expanduser())  # first: gc looks there for what is left
     made = chosen.fetch(progress, share=share)
     if as_json:
         show_json(
@@ -118,9 +110,9 @@ def ls_command(profile: str | None, as_json: bool) -> None:
 @image_command.command("rm")
 @click.argument("images", nargs=-1, required=True)
 @profile_option
-@click.option("--force", is_flag=True, help="Even if a run that has not ended starts it.")
+@click.option("--force", is_flag=True, help="Even if a run that has not ended starts it, or others use it.")
 def rm_command(images: tuple[str, ...], profile: str | None, force: bool) -> None:
-    """Remove prepared images, each by name, digest or file."""
+    """Remove prepared images of yours, each by name, digest or file."""
     from tuneplane.kernel.errors import raise_faults
     from tuneplane.runs.images import images_in_use
 
@@ -133,15 +125,36 @@ def rm_command(images: tuple[str, ...], profile: str | None, force: bool) -> Non
         if not fitting:
             faults.append(Fault(f"no prepared image {text!r}", "IMAGES", "tp image ls lists them"))
         for folder, image in fitting:
-            if image.path in held:
-                runs = ", ".join(held[image.path][:3])
-                remedy = "wait for it, stop it, or say --force"
-                faults.append(Fault(f"{_name(image)} is started by {runs}", "IMAGES", remedy))
+            faults += _removal_faults(folder, image, held, force)
             chosen[image.path] = (folder, image)
     raise_faults(faults)
     for folder, image in chosen.values():
         folder.remove(image)
         click.echo(f"removed {image.path}")
+
+
+def _removal_faults(
+    folder: ImageFolder, image: Prepared, held: Mapping[Path, list[str]], force: bool
+) -> list[Fault]:
+    """Why an image is not to be removed. held: image file → runs of this user's that have not ended."""
+    name = _name(image)
+    if os.geteuid() not in (image.owner, 0):
+        return [Fault(f"{name} at {image.path} belongs to {_user(image.owner)}", "IMAGES", "ask there")]
+    if force:
+        return []
+    found = []
+    if image.path in held:
+        runs = ", ".join(held[image.path][:3])
+        found.append(Fault(f"{name} is started by {runs}", "IMAGES", "wait for it, stop it, or say --force"))
+    now = time.time()
+    # Runs of others cannot be looked at; their marks can.
+    others = {user: now - at for user, at in folder.uses(image).items() if user != os.geteuid()}
+    recent = sorted((ago, user) for user, ago in others.items() if ago < DAYS * 86_400)
+    if recent:
+        ago, user = recent[0]
+        what = f"{name} was used by {_user(user)} {age(max(0.0, ago))} ago"
+        found.append(Fault(what, "IMAGES", "a run of theirs may still start it; ask there, or say --force"))
+    return found
 
 
 @image_command.command("gc")
@@ -179,18 +192,18 @@ def _folders(profile: str | None) -> list[ImageFolder]:
     from tuneplane.runs.index import storage_roots
 
     if profile is not None:
-        config = _composed(profile).config
+        config = compose_here(profile).config
         return image_folders(config.site, config.cluster)
-    site = _composed("local").config.site
+    site = compose_here("local").config.site
     shared = [ImageFolder(Path(site.image_cache), is_shared=True)] if site.image_cache else []
     return [*shared, *(ImageFolder(root / "images") for root in storage_roots())]
 
 
-def _composed(profile: str) -> Composed:
-    from tuneplane.compose import compose
-    from tuneplane.lab.marker import marked_folder
-
-    return compose(profile, lab_root=marked_folder(Path.cwd()), flags={}, environ=os.environ)
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"user {uid}"
 
 
 def _name(image: Prepared) -> str:

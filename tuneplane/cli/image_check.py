@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from tuneplane.cli.completion import complete_profiles
-from tuneplane.cli.context import cache_folder, load_methods
+from tuneplane.cli.context import cache_folder, compose_here, load_methods
 from tuneplane.cli.progress import image_progress
 from tuneplane.cli.show import show_json, show_notices
 from tuneplane.kernel.errors import Exit, Fault, UsageError
@@ -75,33 +74,22 @@ def _notices(runtime: str, started_by: str, never_run_here: bool) -> list[str]:
 
 def _prepared(image: str, composed: Composed | None) -> str:
     """The file of a registry's image: made now where there is none."""
-    from tuneplane.images import Choice, image_faults, resolve_image
-    from tuneplane.images.choice import FLAG
-    from tuneplane.kernel.errors import raise_faults
-    from tuneplane.runimage import image_place, image_rules
-    from tuneplane.runs.index import current_user
+    from tuneplane.runimage import named_image
 
     if composed is None:
         what = f"image {image!r} lies in a registry, and each runtime has files of its own form"
         raise UsageError(Fault(what, "IMAGE", "say --profile, or give a .sif or .sqsh file"))
-    choice = Choice(image, FLAG)
-    rules = image_rules(composed.config.site, os.environ)
-    raise_faults(image_faults(choice, rules))
-    place = image_place(composed.config, current_user(), os.environ)
-    chosen = resolve_image(choice, rules, place, os.environ, cache_folder(), image_progress())
+    progress = image_progress()
+    chosen = named_image(image, composed.config, os.environ, cache_folder(), progress)
     show_notices(chosen.notices)
-    return chosen.fetch(image_progress()).path
+    return chosen.fetch(progress).path
 
 
 def _composed(profile: str) -> Composed:
     """A profile as composed for a submit. Raises UsageError where it has no container runtime."""
-    from tuneplane.compose import compose
-    from tuneplane.lab.marker import marked_folder
-    from tuneplane.profile import parse_profile
-
-    name = parse_profile(profile).name
-    composed = compose(name, lab_root=marked_folder(Path.cwd()), flags={}, environ=dict(os.environ))
-    if composed.config.cluster.container.runtime == "none":
-        what = f"profile {name} runs without containers, so no image is started"
+    composed = compose_here(profile)
+    cluster = composed.config.cluster
+    if cluster.container.runtime == "none":
+        what = f"profile {cluster.name} runs without containers, so no image is started"
         raise UsageError(Fault(what, "--profile", "name a profile with a container runtime"))
     return composed

@@ -18,7 +18,14 @@ from tuneplane.containers.container import (
     path_faults,
     sorted_mounts,
 )
-from tuneplane.containers.start_script import ENTER, RUN, script_faults, script_path, start_script
+from tuneplane.containers.start_script import (
+    BEFORE_THE_IMAGES,
+    ENTER,
+    RUN,
+    script_faults,
+    script_path,
+    start_script,
+)
 from tuneplane.kernel.errors import Fault
 
 _FROM_IMAGE = ("PATH", "HOME", "TMPDIR")
@@ -70,7 +77,8 @@ def launch(
     --home: the home that /etc/passwd names inside. The folder itself is a mount like the others: where it
         lies below /tmp, the mount of /tmp would otherwise hide it.
     start script: an image may set HOME in its own environment, and the runtime lets no variable change it;
-        and the image goes when the first process does.
+        a variable takes the place of the image's, and PYTHONPATH is to go before it; and the image goes when
+        the first process does.
     Not --writable-tmpfs: it is limited to 64 MiB and fails on nodes without an overlay filesystem. What a
         program writes goes to the output folder, the home or /tmp; a site may add it in `options`.
     PID, IPC and network namespaces stay the host's: NVML, NCCL and rendezvous addresses need them.
@@ -90,9 +98,11 @@ def launch(
     prefix = "SINGULARITYENV_" if _is_singularity(container) else "APPTAINERENV_"
     environ = {name: host[name] for name in _FOR_THE_RUNTIME if name in host}
     environ.setdefault("PATH", _DEFAULT_PATH)
-    environ.update({prefix + name: value for name, value in env.items() if name not in _FROM_IMAGE})
+    by_script = {name: value for name, value in env.items() if name in BEFORE_THE_IMAGES}
+    unseen = {n: value for n, value in env.items() if n not in _FROM_IMAGE and n not in by_script}
+    environ.update({prefix + name: value for name, value in unseen.items()})
     # From /, so that no folder of the host is the working directory of a runtime that mounts it regardless.
-    files = {script: start_script(container, {})}
+    files = {script: start_script(container, by_script)}
     return Launch([*command, RUN, *argv], environ, "/", files, [*command, ENTER])
 
 

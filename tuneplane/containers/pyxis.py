@@ -1,4 +1,4 @@
-"""pyxis (0.20 and later): a Slurm plugin by which a step's task is in the image. `launch` calls this.
+"""pyxis (0.11 and later): a Slurm plugin by which a step's task is in the image. `launch` calls this.
 
 The agent stays on the host and starts a step of its own for its node; what the step starts is no child of the
 agent. Sources: pyxis' `srun --help`, srun(1), and runs on Slurm 22.05.

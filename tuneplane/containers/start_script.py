@@ -20,6 +20,9 @@ RUN, ENTER = "run", "enter"
 _FROM_IMAGE = ("PATH", "HOME", "TMPDIR")
 """Not taken from `env`: PATH is the image's (C10), the other two are folders of the container."""
 
+BEFORE_THE_IMAGES = ("PYTHONPATH",)
+"""What `env` has of these goes before what the image has, which stays: its own packages may be there (C24)."""
+
 _KEPT_BY_SHELLS = frozenset(
     (
         *("_", "UID", "EUID", "PPID", "GROUPS", "SHELLOPTS", "BASHOPTS", "LINENO", "OPTIND", "FUNCNAME"),
@@ -118,7 +121,8 @@ def script_path(container: Container) -> str:
 def start_script(
     container: Container, env: Mapping[str, str], forget: tuple[str, ...] = (), log: str = ""
 ) -> str:
-    """The text of the script. `PATH` of `env` is left out, `HOME` and `TMPDIR` are the container's own.
+    """The text of the script. `PATH` of `env` is left out, `HOME` and `TMPDIR` are the container's own, and
+    `BEFORE_THE_IMAGES` are put before what the image has.
 
     forget: shell patterns of names that are taken out of the environment first. log: file to which all that
     the command prints is appended; empty: its output goes where this script's goes.
@@ -134,8 +138,13 @@ def start_script(
     if forget:
         parts.append(_FORGET.replace("PATTERNS", "|".join(forget)))
     parts += [_PATH, f"cd -- {shlex.quote(container.workdir)} || exit 125\n", "unset OLDPWD\n"]
-    parts += [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
+    parts += [_export(name, value) for name, value in values.items()]
     return "".join([*parts, _ENTER, _RUN])
+
+
+def _export(name: str, value: str) -> str:
+    behind = f'"${{{name}:+:${name}}}"' if name in BEFORE_THE_IMAGES else ""
+    return f"export {name}={shlex.quote(value)}{behind}\n"
 
 
 def script_faults(env: Mapping[str, str]) -> Iterator[Fault]:

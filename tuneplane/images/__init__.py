@@ -4,7 +4,7 @@ Compile calls `image_faults` and `resolve_image`, submit fetches what that chose
 """
 
 from tuneplane.images.choice import Choice, choose_image
-from tuneplane.images.local import is_local, read_sha256
+from tuneplane.images.local import is_local
 from tuneplane.images.prepare import ChosenImage, PreparedImage, Rules, image_faults, resolve_image
 from tuneplane.images.reference import Reference, parse_reference
 from tuneplane.images.registries import allowed_registries, registry_fault
@@ -20,7 +20,6 @@ __all__ = [
     "image_faults",
     "is_local",
     "parse_reference",
-    "read_sha256",
     "registry_fault",
     "resolve_image",
 ]

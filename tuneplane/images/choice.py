@@ -17,6 +17,8 @@ FLAG, SITE_DEFAULT, RUNTIME_REGISTRY, CATALOG_PIN = (
 USER_MANAGED = "user-managed"
 EVERY_METHOD = "*"
 
+_GIVE = "give a registry's image, HOST/NAME:TAG, or the path of a .sif or .sqsh file"
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -49,7 +51,7 @@ def choose_image(
     """
     if flag is not None:
         if not flag.strip():
-            raise UsageError(Fault("the image is empty", FLAG, "give a path to a .sif file"))
+            raise UsageError(Fault("the image is empty", FLAG, _GIVE))
         return Choice(flag, FLAG)
     default = site_defaults.get(method) or site_defaults.get(EVERY_METHOD)
     if default:
@@ -63,6 +65,6 @@ def choose_image(
         Fault(
             f"--image is required: {method} has no image of its own ({USER_MANAGED}) and this site sets none",
             FLAG,
-            "give the path to a .sif file that holds your trainer",
+            _GIVE,
         )
     )

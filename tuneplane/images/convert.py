@@ -146,14 +146,19 @@ def _run(argv: list[str], cwd: Path, environ: dict[str, str], progress: Progress
             _end(process)
             raise
     if process.returncode != 0:
-        raise OperationError(
-            Fault(
-                f"{Path(argv[0]).name} could not make the image (exit code {process.returncode} after "
-                f"{time.monotonic() - started:.0f} s): {_last_words(log)}",
-                str(cwd),
-                "what was fetched is kept; try again once that is mended",
-            )
+        raise _failure(argv[0], f"{process.returncode} after {time.monotonic() - started:.0f} s", cwd, log)
+
+
+def _failure(program: str, code: str, cwd: Path, log: Path) -> OperationError:
+    said = _last_words(log)
+    remedy = "try again once that is mended"
+    if re.search("no space left on device|disk quota exceeded", said, re.IGNORECASE):
+        remedy = (
+            f"free some in {log.parent.parent} or {cwd.parent}, or have it unpacked elsewhere: "
+            "site.image_scratch, or APPTAINER_TMPDIR for yourself"
         )
+    what = f"{Path(program).name} could not make the image (exit code {code}): {said}"
+    return OperationError(Fault(what, str(cwd), f"what was fetched is kept; {remedy}"))
 
 
 def _prefix() -> list[str]:

@@ -248,4 +248,4 @@ def no_room(error: OSError, path: Path) -> OperationError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     remedy = "free space or quota there; tp image gc shows what of TunePlane's images may go" if full else ""
     what = f"cannot be written: {error.strerror or error}"
-    return OperationError(Fault(what, str(error.filename or path), remedy))
+    return OperationError(Fault(what, str(error.filename2 or error.filename or path), remedy))

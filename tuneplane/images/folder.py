@@ -29,8 +29,9 @@ SIF, SQSH = "sif", "sqsh"
 FORMS = (SIF, SQSH)
 """What runtimes start: Apptainer a `.sif`, enroot and pyxis a squashfs."""
 
-_NAME = re.compile(r"sha256-([0-9a-f]{64})\.(sif|sqsh)")
-_HIDDEN = re.compile(r"\.(sha256-[0-9a-f]{64}\.(?:sif|sqsh))\.(used|turn|work)\.([0-9a-f]+)")
+_FILE = rf"sha256-[0-9a-f]{{64}}\.(?:{'|'.join(FORMS)})"
+_NAME = re.compile(_FILE)
+_HIDDEN = re.compile(rf"\.({_FILE})\.(used|turn|work)\.([0-9a-f]+)")
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,14 @@ class ImageFolder:
             built.unlink(missing_ok=True)
         self.note_use(target)
         return self._read(target)
+
+    def uses(self, image: Prepared) -> dict[int, float]:
+        """User id → when that user last took an image, seconds since the epoch."""
+        return {
+            left.owner: left.touched_at
+            for left in self.leftovers()
+            if left.kind == "used" and left.of == image.path.name
+        }
 
     def note_use(self, file: Path) -> None:
         """Remember that this user takes an image, so that nobody's `gc` takes it away."""

@@ -23,6 +23,7 @@ _COMPONENT = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*")
 _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _IMAGE_ID = re.compile(r"[0-9a-f]{64}")
+_LOGIN = re.compile(r".*@(?=[^@]*/)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ def parse_registry(text: str, where: str = "") -> str:
         return _registry(text)
     except _Wrong as wrong:
         remedy = wrong.remedy or "write host[:port] alone"
-        raise UsageError(Fault(f"image registry {_shown(text)}: {wrong}", where, remedy)) from None
+        shown = _shown("…" + text[text.rindex("@") :] if "@" in text else text)
+        raise UsageError(Fault(f"image registry {shown}: {wrong}", where, remedy)) from None
 
 
 class _Wrong(ValueError):
@@ -68,6 +70,8 @@ class _Wrong(ValueError):
 
 
 def _shown(text: str) -> str:
+    """Without a login that somebody put before the registry (C11): messages end in logs."""
+    text = _LOGIN.sub("…@", text)
     return repr(text if len(text) <= LONGEST_TEXT else text[:60] + "…")
 
 

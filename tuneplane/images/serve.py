@@ -35,7 +35,10 @@ class Served:
         return f"docker://127.0.0.1:{self.port}#{NAME}:{TAG}"
 
     def environment(self, scratch: Path) -> dict[str, str]:
-        """What enroot is to know: the login, plain HTTP, no proxy, and folders below `scratch`."""
+        """What enroot is to know: the login, plain HTTP, no proxy, and folders below `scratch`.
+
+        The login's machine has no port: enroot 3.4 and later look it up so, earlier ones with the port.
+        """
         config = scratch / "enroot"
         config.mkdir(mode=0o700)
         file = config / ".credentials"

@@ -91,7 +91,11 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("PYTHONDONTWRITEBYTECODE", ALWAYS, "`1`: the capsule stays as it is"),
     Variable("PYTHONNOUSERSITE", ALWAYS, "`1`: packages in `~/.local` do not reach the trainer"),
     Variable("PATH", BARE, "the cluster profile's `path`; in a container the image's own"),
-    Variable("PYTHONPATH", PLATFORM, "the capsule's folder that holds `tuneplane.report`"),
+    Variable(
+        "PYTHONPATH",
+        PLATFORM,
+        "the capsule's folder with `tuneplane.report`, then the image's or the modules' own",
+    ),
     Variable("CUDA_VISIBLE_DEVICES", GPU, "the GPUs given to this node, as Slurm numbers them"),
     Variable("SLURM_JOB_ID", SLURM, "the Slurm job"),
     Variable("SLURM_JOB_NODELIST", SLURM, "its nodes in Slurm's short form"),
