@@ -58,6 +58,7 @@ def test_a_requeued_run_says_what_its_last_attempt_met(
     submit(run, "42")
     attempt(run, 0, "42", end={**BY_WALLTIME, "cause": cause}, restart={**INTENT, "cause": cause})
     slurm.jobs({"42": "PENDING BeginTime"})
+    assert [a.how for a in read_attempts(run, read_state(run))] == ["saved"]
     assert told(run) == ("PENDING", f"attempt 1 waits: attempt 0 {words} (BeginTime)")
 
 
@@ -84,6 +85,18 @@ def test_a_run_that_went_on_by_itself_says_after_what(run: RunFolder, slurm: Han
     assert state.reason == "goes on after attempt 0 met its walltime"
     first, second = read_attempts(run, state)
     assert (first.how, first.cause, second.how, second.automatic) == ("saved", "walltime", "running", True)
+
+
+def test_an_attempt_that_left_no_end_and_whose_job_waits_anew_does_not_run(
+    run: RunFolder, slurm: HandSlurm
+) -> None:
+    """Preempted without grace: nothing could be written."""
+    submit(run, "42")
+    attempt(run, 0, "42")
+    slurm.jobs({"42": "PENDING BeginTime"})
+    assert [a.how for a in read_attempts(run, read_state(run))] == ["no record of its end"]
+    slurm.jobs({"42": "RUNNING"})
+    assert [a.how for a in read_attempts(run, read_state(run))] == ["running"]
 
 
 # Not going on

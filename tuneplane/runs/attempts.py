@@ -53,8 +53,9 @@ def read_attempts(run: RunFolder, state: RunState) -> list[Attempt]:
         for job_id in ids
         if job_id in last_of
     }
+    runs_now = state.attempt if state.started_at is not None and not state.is_final else None
     return [
-        _attempt(folder, start, asked.get(folder.number, ""), folder == found[-1] and not state.is_final)
+        _attempt(folder, start, asked.get(folder.number, ""), folder.number == runs_now)
         for folder, start in zip(found, starts, strict=True)
     ]
 

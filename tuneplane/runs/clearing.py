@@ -65,7 +65,7 @@ class Looked:
 
 def old_runs(runs: Iterable[RunFolder], older_s: float, *, with_out: bool) -> Looked:
     """Runs that ended at least `older_s` ago. Asks Slurm once more than `tp job ls` does, for all together."""
-    folders = [run for run in runs if run.path.lstat().st_uid == os.geteuid()]
+    folders = [run for run in runs if _is_own(run)]
     states = read_states(folders)
     found = Looked()
     queue: Answer | None = None
@@ -93,6 +93,13 @@ def old_runs(runs: Iterable[RunFolder], older_s: float, *, with_out: bool) -> Lo
             elif item is not None:
                 found.items.append(item)
     return found
+
+
+def _is_own(run: RunFolder) -> bool:
+    try:
+        return run.path.lstat().st_uid == os.geteuid()
+    except OSError:  # another gc was quicker
+        return False
 
 
 def _why_not(run: RunFolder, state: RunState, queue: Answer) -> str:

@@ -148,7 +148,6 @@ def _stop_slurm(run: RunFolder, deadline: float, told: Told, wait: bool) -> None
     if not any(not job.is_local for job in known_jobs(run)):
         return
     asked: dict[str, float] = {}  # job → when it was last cancelled
-    states: dict[str, str] = {}
     kill_at = time.monotonic() + max(SLURMS_KILL_S, _grace_s(run)) + AGENT_S
     quiet_since: float | None = None
     refused = ""
@@ -166,7 +165,7 @@ def _stop_slurm(run: RunFolder, deadline: float, told: Told, wait: bool) -> None
                 if job.job_id not in asked
                 or (job.state != "COMPLETING" and now - asked[job.job_id] >= ASK_AGAIN_S)
             ]
-            refused = _cancel(due, asked, states, told)
+            refused = _cancel(due, asked, told)
             if refused and not set(asked) & seen.active.keys() and look(run, asked).active:
                 raise NothingAsked(Fault(refused, "Slurm", f"tp job status {run.run_id}"))
             if now >= kill_at and seen.active:
@@ -188,7 +187,7 @@ def _stop_slurm(run: RunFolder, deadline: float, told: Told, wait: bool) -> None
         raise OperationError(Fault(refused, "Slurm", remedy))
 
 
-def _cancel(due: list[SlurmJob], asked: dict[str, float], states: dict[str, str], told: Told) -> str:
+def _cancel(due: list[SlurmJob], asked: dict[str, float], told: Told) -> str:
     """Cancel jobs; Slurm's words where it refused. TERM to the steps, and KILL after Slurm's own KillWait."""
     if not due:
         return ""
@@ -199,7 +198,7 @@ def _cancel(due: list[SlurmJob], asked: dict[str, float], states: dict[str, str]
     for job in due:
         again = ", which had come back," if job.job_id in asked else ""
         told(f"Slurm job {job.job_id}{again} was cancelled while it was {job.state}")
-        asked[job.job_id], states[job.job_id] = time.monotonic(), job.state
+        asked[job.job_id] = time.monotonic()
     return ""
 
 
