@@ -160,6 +160,7 @@ def clear(item: Item) -> None:
         if item.kind in ("run", "half-made"):
             with _alone(run):
                 if _mark(run) != item.mark:
+                    run.path.lstat()
                     raise OperationError(Fault("it was started meanwhile, and is left as it is", item.name))
                 _clear_run(run, item)
         else:
