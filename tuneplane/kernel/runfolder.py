@@ -161,7 +161,8 @@ class RunFolder:
 
     @property
     def paused(self) -> Path:
-        """Written by `tp job pause` before it asks anybody: a line for each job; then nothing restarts."""
+        """Written by `tp job pause` before it asks Slurm: a line for each job that it holds or ends. A later start
+        by `tp` removes it."""
         return self.path / "paused"
 
     @property

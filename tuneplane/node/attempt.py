@@ -177,9 +177,9 @@ def refuse_if_running(attempt: AttemptFolder, job: JobSpec, slurm_id: str = "", 
         return
     start = read_record(attempt.start)
     pid, here = _number(start.get("pid")), start.get("host") == os.uname().nodename
-    if here and is_alive(pid, start.get("pid_start")):
-        raise still_running(attempt, f"process {pid} runs it")
     former = start.get("slurm_job_id")
+    if here and is_alive(pid, start.get("pid_start")):
+        raise still_running(attempt, f"Slurm job {former} runs it" if former else f"process {pid} runs it")
     if not former:
         if here:
             return

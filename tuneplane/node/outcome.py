@@ -198,6 +198,7 @@ def make_plan(
         asked_at=_changed_at(attempt.stop_marker),
         word=ask_slurm(job_id, environ) if asks else SlurmWord(),
         warned_s=slurm.signal_before_end_s or 0,
+        now=time.time(),
     )
     if not cause:
         return Plan()

@@ -28,6 +28,11 @@ COMMAND_S = 60.0
 EARLY_S = 90.0
 """Slurm warns up to 30 s early, and knows its limits to the minute."""
 
+LATE_S = 5.0
+"""Slurm ends a job after its limit, not before it."""
+
+TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
+
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Slurm's variables that its commands are given; all others would change what is submitted."""
 
@@ -39,11 +44,11 @@ NOT_WAITING = frozenset(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNA
 
 @dataclass(frozen=True)
 class SlurmWord:
-    """What Slurm says of the job as its attempt ends. Times in seconds since the epoch."""
+    """What Slurm says of the job as its attempt ends. limit_at: when its time is over, seconds since the epoch."""
 
     state: str = ""
     preempted: bool = False
-    ends_at: float | None = None
+    limit_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ def cause_of(
     asked_at: float | None,
     word: SlurmWord,
     warned_s: int,
+    now: float,
 ) -> str:
     """Why an attempt ended, of the causes after which a run goes on; empty for every other. Pure.
 
@@ -82,9 +88,11 @@ def cause_of(
         return WALLTIME
     if word.state == "CANCELLED" or asked_at is None:
         return ""
-    if word.ends_at is None:  # Slurm does not say: its warning is the likeliest
+    if word.state == "COMPLETING":  # ended from outside, and Slurm does not say yet by what
+        return WALLTIME if word.limit_at is not None and now >= word.limit_at - LATE_S else ""
+    if word.limit_at is None:  # Slurm does not say: its warning is the likeliest
         return WALLTIME
-    return WALLTIME if word.ends_at - asked_at <= warned_s + EARLY_S else ""
+    return WALLTIME if word.limit_at - asked_at <= warned_s + EARLY_S else ""
 
 
 def ask_slurm(job_id: str, environ: Mapping[str, str]) -> SlurmWord:
@@ -97,13 +105,17 @@ def ask_slurm(job_id: str, environ: Mapping[str, str]) -> SlurmWord:
 
 
 def read_word(text: str) -> SlurmWord:
-    """The word in scontrol's own text form; EndTime as seconds (`SLURM_TIME_FORMAT=%s`)."""
-    found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|EndTime)=(\S+)", text))
-    ends = found.get("EndTime", "")
+    """The word in scontrol's own text form, its times as seconds (`SLURM_TIME_FORMAT=%s`)."""
+    found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|StartTime|TimeLimit)=(\S+)", text))
+    limit, started = TIME_LIMIT.fullmatch(found.get("TimeLimit", "")), found.get("StartTime", "")
+    limit_at = None
+    if limit and started.isdecimal():
+        days, hours, minutes, seconds = (int(part or 0) for part in limit.groups())
+        limit_at = int(started) + ((days * 24 + hours) * 60 + minutes) * 60.0 + seconds
     return SlurmWord(
         state=found.get("JobState", ""),
         preempted=found.get("PreemptTime", "None") not in ("None", "Unknown", "0"),
-        ends_at=float(ends) if ends.isdecimal() else None,
+        limit_at=limit_at,
     )
 
 
