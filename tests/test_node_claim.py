@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import stat
@@ -16,6 +17,7 @@ from run_fixture import PYTHON, Run, make_run, wait_until
 from small_disk import run_on_small_disk
 
 from tuneplane.kernel.process import start_ticks
+from tuneplane.spec import Restart, dump
 
 HERE = os.uname().nodename
 STARTS_AT_ONCE = 6
@@ -86,7 +88,7 @@ def test_of_starts_at_once_one_wins_and_the_others_are_told_why(run: Run) -> Non
     assert why <= {
         "another start of this run came first",
         f"Slurm job {winner} is RUNNING",
-        f"process {os.getpid()} runs it",
+        f"Slurm job {winner} runs it",
     }
     assert [p.name for p in run.folder.attempts_folder.iterdir()] == ["0"]
     # A refused start is no start of this run: its state stays that of the one that runs.
@@ -206,22 +208,38 @@ def test_a_storage_whose_clock_is_far_off_deceives_nobody(run: Run, tmp_path: Pa
     assert "last sign of life is " in refusal(done)
 
 
-def test_a_requeue_of_the_same_job_is_the_next_attempt_at_once(run: Run) -> None:
-    """The process that claimed is there no more; Slurm ended it, whatever the heartbeats' age."""
+def test_a_requeue_of_the_same_job_is_the_next_attempt(run: Run) -> None:
+    """The process that claimed is there no more, as Slurm ended it; where a node still beat, it is waited for."""
+    may_restart(run)
     run.claimed(job_id=1)
     change_start(run, pid=0)
-    run.attempt().node_beat(0).touch()
+    silence(run, 3600)
     assert run.claimed(job_id=1, SLURM_RESTART_COUNT="1") == 1
-    assert run.start_of(1)["restart_count"] == 1
-    change_start(run, pid=0)
-    (run.attempt(1).start).write_text(json.dumps({**run.start_of(1), "pid": 0}))
+    start = run.start_of(1)
+    assert (start["restart_count"], start["automatic"], start["follows"]) == (1, True, "")
+    (run.attempt(1).start).write_text(json.dumps({**start, "pid": 0, "hosts": [HERE]}))
+    run.attempt(1).node_record(0).write_text(json.dumps({"state": "ended"}))
+    run.attempt(1).node_beat(0).touch()
     assert run.claimed(job_id=1, SLURM_RESTART_COUNT="2") == 2
+
+
+def test_a_requeue_of_a_run_that_may_not_restart_is_refused(run: Run) -> None:
+    run.claimed(job_id=1)
+    change_start(run, pid=0)
+    silence(run, 3600)
+    assert "restarts are off" in refusal(run.claim(job_id=1, SLURM_RESTART_COUNT="1"))
+
+
+def may_restart(run: Run) -> None:
+    spec = dataclasses.replace(run.job.spec, restart=Restart(3))
+    run.folder.job.chmod(0o600)
+    run.folder.job.write_text(dump(dataclasses.replace(run.job, spec=spec)))
 
 
 def test_the_script_run_twice_inside_one_job_is_no_requeue(run: Run) -> None:
     """`bash job.sbatch` twice in one salloc: the same job id, and Slurm restarted nothing."""
     run.claimed(job_id=1)
-    assert refusal(run.claim(job_id=1)) == still_running(run, f"process {os.getpid()} runs it")
+    assert refusal(run.claim(job_id=1)) == still_running(run, "Slurm job 1 runs it")
     change_start(run, host="another")
     assert "last sign of life" in refusal(run.claim(job_id=1))
 
@@ -417,7 +435,7 @@ def test_the_batch_script_is_known_as_the_process_that_runs_an_attempt(run: Run)
         assert shell.stdout is not None
         assert shell.stdout.readline().startswith("0 ")
         silence(run, 3600)
-        assert refusal(run.claim(job_id=2)) == still_running(run, f"process {shell.pid} runs it")
+        assert refusal(run.claim(job_id=2)) == still_running(run, "Slurm job 1 runs it")
     finally:
         shell.kill()
         shell.communicate()

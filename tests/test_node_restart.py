@@ -277,7 +277,8 @@ ASKED = {
         (SlurmWord("TIMEOUT"), {}, WALLTIME),
         (SlurmWord("CANCELLED"), {}, ""),
         (SlurmWord("NODE_FAIL"), {}, NODE_FAILURE),
-        (SlurmWord(), {}, WALLTIME),
+        (SlurmWord(), {}, ""),
+        (SlurmWord("RUNNING"), {}, ""),  # without a limit
         (SlurmWord(), {"asked_at": None}, ""),
         (SlurmWord("TIMEOUT"), {"failed_itself": True}, ""),
         (SlurmWord("RUNNING", limit_at=NOW + 100), {"completed": True}, ""),

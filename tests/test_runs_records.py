@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from interpreters import pythons
 from small_disk import run_on_small_disk
 
-from tuneplane.kernel import submission as submission_module
 from tuneplane.kernel.env import is_secret_name
 from tuneplane.kernel.errors import Fault, OperationError, UsageError, raise_faults
 from tuneplane.kernel.files import json_text, read_json, write_atomic, write_json
@@ -211,7 +210,7 @@ def test_a_race_of_the_job_and_of_tp_ends_with_tps_word(
         record_submission(run, "4242", "tp")
         link(source, target)
 
-    monkeypatch.setattr(submission_module.os, "link", late)
+    monkeypatch.setattr(os, "link", late)
     record_submission(run, "4242", "hand")
     assert [noted.by for noted in read_submissions(run)] == ["tp"]
     assert [p.name for p in run.submissions.iterdir()] == ["4242.json"]
@@ -221,7 +220,7 @@ def test_a_filesystem_without_hard_links_does(run: RunFolder, monkeypatch: pytes
     def no_links(source: Path, target: Path) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(submission_module.os, "link", no_links)
+    monkeypatch.setattr(os, "link", no_links)
     record_submission(run, "4242", "hand")
     assert [noted.by for noted in read_submissions(run)] == ["hand"]
     assert [p.name for p in run.submissions.iterdir()] == ["4242.json"]

@@ -154,6 +154,13 @@ def apply_conf(layout: Layout, settings: slurm.Settings, touched: set[str]) -> N
     slurm.wait_for_nodes(layout, running[CONTROLLER])
 
 
+def notice_nodes(layout: Layout) -> None:
+    """Have the controller ask all nodes now; by itself it asks each third of SlurmdTimeout, 100 s."""
+    controller = hosts.find_hosts(layout).get(CONTROLLER)
+    if controller is not None:
+        hosts.run_inside(controller, ["scontrol", "reconfigure"])
+
+
 def renew_controller(layout: Layout, controller: int) -> None:
     slurm.write_configuration(layout, cgroup=slurm.has_freezer(controller))
     slurm.end_daemon(controller, "slurmctld")

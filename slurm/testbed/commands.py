@@ -160,6 +160,8 @@ def run(layout: Layout, arguments: argparse.Namespace) -> int:
             cluster.down(layout)
         elif command in ("cut", "join"):
             hosts.set_link(layout, arguments.node, up=command == "join")
+            if command == "join":
+                cluster.notice_nodes(layout)
         elif command == "restart-controller":
             cluster.restart_controller(layout)
         elif command == "accounting":

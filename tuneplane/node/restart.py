@@ -28,6 +28,14 @@ COMMAND_S = 60.0
 EARLY_S = 90.0
 """Slurm warns up to 30 s early, and knows its limits to the minute."""
 
+CONTROLLER_S = 60.0
+"""How long a controller that is just being restarted is waited for."""
+
+ASK_AGAIN_S = 3.0
+
+LASTING = re.compile(r"Invalid job id|No such file|Permission denied", re.IGNORECASE)
+"""Words of a failure that asking again does not mend."""
+
 LATE_S = 5.0
 """Slurm ends a job after its limit, not before it."""
 
@@ -86,22 +94,24 @@ def cause_of(
         return NODE_FAILURE
     if word.state == "TIMEOUT":
         return WALLTIME
-    if word.state == "CANCELLED" or asked_at is None:
+    if word.state == "CANCELLED" or asked_at is None or word.limit_at is None:
         return ""
     if word.state == "COMPLETING":  # ended from outside, and Slurm does not say yet by what
-        return WALLTIME if word.limit_at is not None and now >= word.limit_at - LATE_S else ""
-    if word.limit_at is None:  # Slurm does not say: its warning is the likeliest
-        return WALLTIME
+        return WALLTIME if now >= word.limit_at - LATE_S else ""
     return WALLTIME if word.limit_at - asked_at <= warned_s + EARLY_S else ""
 
 
 def ask_slurm(job_id: str, environ: Mapping[str, str]) -> SlurmWord:
-    """Slurm's word of a job; an empty one where it does not answer."""
-    try:
-        done = run_slurm(["scontrol", "--oneliner", "show", "job", job_id], environ)
-    except OperationError:
-        return SlurmWord()
-    return read_word(done)
+    """Slurm's word of a job; an empty one where its controller does not answer for a while."""
+    deadline = time.monotonic() + CONTROLLER_S
+    while True:
+        try:
+            return read_word(run_slurm(["scontrol", "--oneliner", "show", "job", job_id], environ))
+        except OperationError as error:
+            lasting = any(LASTING.search(fault.what) for fault in error.faults)
+            if lasting or time.monotonic() > deadline:
+                return SlurmWord()
+        time.sleep(ASK_AGAIN_S)
 
 
 def read_word(text: str) -> SlurmWord:
