@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -143,6 +144,23 @@ class Chains:
     deaf: Run  # does not look for it, but saves now and then
     idle: Run  # neither: it comes no further however often it starts
     catches: Run  # knows nothing of the marker either, but catches USR1, and opted in
+    element: Run  # of an array, the first; it saves
+    sibling: Run  # of the same array, with more time
+
+
+def array_of_two(testbed: Testbed) -> list[Run]:
+    """Two runs as the elements of one array; the first has two minutes."""
+    labs = [make_lab(testbed, steps, 0.25, 0) for steps in (300, 100_000)]
+    runs = [lab.render("h200-bare", *ONE_GPU, "--time", "30") for lab in labs]
+    scripts = " ".join(shlex.quote(str(run.folder / "job.sbatch")) for run in runs)
+    text = f'#!/bin/bash\nscripts=({scripts})\nexec /bin/bash "${{scripts[$SLURM_ARRAY_TASK_ID]}}"\n'
+    labs[0].write(str(labs[0].base / "array.sh"), text)
+    options = ["--array=0-1", "--gpus-per-node=h200:1", "--export=NONE", "--time=30", "--signal=B:USR2@60"]
+    words = ["sbatch", "--parsable", "--requeue", *options, str(labs[0].base / "array.sh")]
+    array = labs[0].sh(words, cwd=str(labs[0].base)).stdout.strip()
+    runs[0].wait("RUNNING")
+    labs[0].sh(["scontrol", "update", f"JobId={array}_0", "TimeLimit=2"])
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -157,6 +175,7 @@ def chains(testbed: Testbed) -> Iterator[Chains]:
         ):
             lab = make_lab(testbed, steps, 0.25, every, words)
             runs.append(lab.submit("h200-bare", *ONE_GPU, "--time", "2", *more))
+        runs += array_of_two(testbed)
         yield Chains(*runs)
         for run in runs:
             run.tp("stop", check=False)
@@ -195,6 +214,17 @@ def test_a_signal_that_was_opted_in_reaches_the_trainer_and_no_process_that_does
     assert status["attempts"] == 2, run.known()
     assert [step for step, _ in steps_of(run)] == list(range(1, 301))
     assert end_of(run, 0)["code"] == 0
+
+
+def test_an_element_of_an_array_goes_on_and_leaves_its_sibling_alone(chains: Chains) -> None:
+    status = chains.element.wait("COMPLETED", timeout_s=300)
+    assert status["attempts"] == 2
+    assert end_of(chains.element, 0)["cause"] == "walltime"
+    assert [step for step, _ in steps_of(chains.element)] == list(range(1, 301))
+    sibling = chains.sibling.status()
+    assert (sibling["state"], sibling["attempts"]) == ("RUNNING", 1)
+    noted = [step.number for step in steps(chains.sibling)]
+    assert noted == list(range(1, len(noted) + 1))
 
 
 def test_a_run_that_makes_no_progress_is_not_started_again(chains: Chains) -> None:
