@@ -6,6 +6,7 @@ import os
 import pwd
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,7 +57,8 @@ def pull_command(image: str, profile: str, share: bool, here: bool, as_json: boo
     from tuneplane.runimage import named_image
 
     if is_local(image):
-        raise UsageError(Fault(f"image {image!r} is a file already", "IMAGE", f"tp submit … --image {image}"))
+        what = f"image {image!r} is the name of a file, which is started as it is"
+        raise UsageError(Fault(what, "IMAGE", "say it to tp submit; for a registry's image: HOST/NAME:TAG"))
     composed = compose_here(profile)
     progress = image_progress()
     chosen = named_image(image, composed.config, os.environ, cache_folder(), progress, here=here)
@@ -182,7 +184,7 @@ def gc_command(profile: str | None, days: int, yes: bool, as_json: bool) -> int:
         return Exit.DONE
     for path in paths:
         click.echo(path)
-    verb = "freed" if yes else "to be freed: tp image gc --yes"
+    verb = "freed" if yes else "to be freed: say the same with --yes"
     click.echo(f"{size(freed)} {verb}" if paths else "nothing to remove")
     return Exit.DONE
 
@@ -240,11 +242,16 @@ def _name(image: Prepared) -> str:
 
 def _means(text: str, image: Prepared) -> bool:
     """Whether a user means this image: its name, its digest or a beginning of it, its file."""
+    from tuneplane.images.reference import parse_reference
+
     record = image.record
     digests = [digest for digest in (record.manifest, record.index) if digest]
     names = [*record.tags, *(f"{record.repository}@{digest}" for digest in digests)]
-    if text in (*names, str(image.path), image.path.name):
+    if text in (*names, image.path.name) or os.path.realpath(text) == os.path.realpath(image.path):
         return True
+    with suppress(UsageError):
+        if str(parse_reference(text)) in names:  # docker:// before it, or without a tag
+            return True
     hexadecimal = text.removeprefix("sha256:")
     return len(hexadecimal) >= 6 and any(d.removeprefix("sha256:").startswith(hexadecimal) for d in digests)
 
