@@ -295,7 +295,7 @@ def test_of_an_image_that_hangs_nothing_goes_on_afterwards(
     monkeypatch.setattr(image_check, "START_S", 1.0)
     pid_file = tmp_path / "pid"
     program = tmp_path / "apptainer"
-    program.write_text(f"#!/bin/sh\nsleep 300 &\necho $! >{pid_file}\necho starting\nwait\n")
+    program.write_text(f"#!/bin/bash\nset -m\nsleep 300 &\necho $! >{pid_file}\necho starting\nwait\n")
     program.chmod(0o755)
     image = tmp_path / "x.sif"
     image.write_bytes(b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0")

@@ -17,6 +17,7 @@ from tuneplane.containers import NEVER_RUN_HERE, SIF, Container, form_faults, la
 from tuneplane.containers.probe import FAIL, OK, Answer, Finding, judge, probe_argv, read_answer
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import write_atomic
+from tuneplane.kernel.process import members
 from tuneplane.recipes.recipe import Recipe
 from tuneplane.site import ContainerRuntime
 
@@ -155,8 +156,10 @@ def _start(
             return f"{text}\nit did not answer within {START_S:.0f} s", 124
         finally:
             # Of an image that hangs, or that the user has no patience with, nothing is to go on.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            # By the session: what serves the image's files has a process group of its own.
+            for pid in members(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
         return said.decode("utf-8", "replace"), process.returncode
 
