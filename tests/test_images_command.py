@@ -508,6 +508,16 @@ def test_a_job_that_fails_is_told_by_its_own_words(desk: Desk, image: Image) -> 
     assert "the job that prepares the image failed: srun: error: invalid partition" in done.stderr
     site_with_jobs(desk, before='print("nonsense"); sys.exit(0)')
     assert "said 'nonsense" in by_job(desk, "render", f"{desk.stub.host}/trainer:v1", code=1).stderr
+    failing = (
+        'sys.exit("tp: r.example: has no tag v1\\n  → is it spelt so there?\\n'
+        'srun: error: n1: task 0: Exited with exit code 1\\n")'
+    )
+    site_with_jobs(desk, before=failing)
+    done = by_job(desk, "render", f"{desk.stub.host}/trainer:v1", code=1)
+    assert done.stderr.endswith(
+        "tp: srun: the job that prepares the image failed: r.example: has no tag v1\n"
+        "  → is it spelt so there?\n"
+    )
     assert not (desk.storage / "runs").exists()
 
 
