@@ -310,6 +310,23 @@ def test_a_name_that_pull_refuses_is_told_as_its_argument(desk: Desk, image_name
     assert done.stderr.startswith("tp: IMAGE: image") and said in done.stderr
 
 
+def test_an_image_that_a_run_starts_is_held_whichever_way_its_folder_is_reached(
+    desk: Desk, image: Image
+) -> None:
+    name = f"{desk.stub.host}/trainer:v1"
+    desk.run("render", name)
+    link = desk.base / "link"
+    link.symlink_to(desk.storage)
+    profile = desk.site / "cluster/box.yaml"
+    profile.write_text(profile.read_text().replace(str(desk.storage), str(link)))
+    assert "is started by mlp-" in desk.tp("image", "rm", name, "--profile", "box", code=2).stderr
+    assert "nothing to remove" in desk.tp("image", "gc", "--days", "0", "--profile", "box").stdout
+    desk.tp("image", "pull", name, "--profile", "box")
+    assert len(json.loads(desk.tp("image", "ls", "--json").stdout)) == 1, "one folder under two names"
+    desk.tp("image", "rm", name, "--force")
+    assert desk.images() == []
+
+
 @pytest.mark.parametrize("way", ["docker://", "without the tag", "relative path", "tail of the name"])
 def test_an_image_is_removed_by_whatever_pull_took_for_it(desk: Desk, image: Image, way: str) -> None:
     desk.stub.add(image, "latest")

@@ -141,15 +141,15 @@ def rm_command(images: tuple[str, ...], profile: str | None, force: bool) -> Non
 def _removal_faults(
     folder: ImageFolder, image: Prepared, held: Mapping[Path, list[str]], force: bool
 ) -> list[Fault]:
-    """Why an image is not to be removed. held: image file → runs of this user's that have not ended."""
+    """Why an image is not to be removed. held: see `images_in_use`."""
     name = _name(image)
     if os.geteuid() not in (image.owner, 0):
         return [Fault(f"{name} at {image.path} belongs to {_user(image.owner)}", "IMAGES", "ask there")]
     if force:
         return []
     found = []
-    if image.path in held:
-        runs = ", ".join(held[image.path][:3])
+    runs = ", ".join(held.get(_real(image), [])[:3])
+    if runs:
         found.append(Fault(f"{name} is started by {runs}", "IMAGES", "wait for it, stop it, or say --force"))
     now = time.time()
     # Runs of others cannot be looked at; their marks can.
@@ -201,7 +201,7 @@ def _unused(
         (folder, image)
         for folder in folders
         for image in folder.images()
-        if image.owner == me and image.path not in held and now - image.used_at >= days * 86_400
+        if image.owner == me and _real(image) not in held and now - image.used_at >= days * 86_400
     ]
     left = [
         item
@@ -226,7 +226,15 @@ def _folders(profile: str | None) -> list[ImageFolder]:
         return image_folders(config.site, config.cluster)
     site = compose_here("local").config.site
     shared = [ImageFolder(Path(site.image_cache), is_shared=True)] if site.image_cache else []
-    return [*shared, *(ImageFolder(root / "images") for root in storage_roots())]
+    own = [ImageFolder(root / "images") for root in storage_roots()]
+    folders: dict[str, ImageFolder] = {}
+    for folder in (*shared, *own):  # two storage roots may lead to one
+        folders.setdefault(os.path.realpath(folder.path), folder)
+    return list(folders.values())
+
+
+def _real(image: Prepared) -> Path:
+    return Path(os.path.realpath(image.path))
 
 
 def _user(uid: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from tuneplane.kernel.errors import TunePlaneError
@@ -11,7 +12,7 @@ from tuneplane.spec import read
 
 
 def images_in_use() -> dict[Path, list[str]]:
-    """Image file → ids of this user's runs that have not ended and start it.
+    """Image file, links resolved → ids of this user's runs that have not ended and start it.
 
     A run that was prepared and not submitted counts: its script names the file.
     """
@@ -23,7 +24,7 @@ def images_in_use() -> dict[Path, list[str]]:
         except (OSError, TunePlaneError):
             continue
         if image is not None:
-            starting[run.run_id] = (run, Path(image.path))
+            starting[run.run_id] = (run, Path(os.path.realpath(image.path)))
     for state in read_states(run for run, _ in starting.values()):
         if not state.is_final:
             found.setdefault(starting[state.run_id][1], []).append(state.run_id)
