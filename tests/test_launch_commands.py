@@ -218,12 +218,12 @@ def test_many_jobs_are_asked_for_in_few_calls(program: Program) -> None:
     calls = program(
         "squeue", "ids = sys.argv[4].split('=')[1].split(',')\nprint(ids[0] + '|RUNNING|n1|None')"
     )
-    answer = query_queue([str(n) for n in range(1200)])
+    answer = query_queue([str(n) for n in range(12_000)])
     argvs = [argv for argv, _ in calls_of(calls)]
     assert len(argvs) == 3
     assert argvs[0][:3] == ["--noheader", "--array", "--states=all"]
     assert argvs[0][4:] == ["--all", f"--format=%i|%T|%N|%r{FOLDER_MARK}%Z"]
-    assert set(answer.jobs) == {"0", "500", "1000"} and answer.refused == ""
+    assert set(answer.jobs) == {"0", "5000", "10000"} and answer.refused == ""
 
 
 def test_a_single_unknown_job_is_no_silence_of_slurm(program: Program) -> None:

@@ -39,7 +39,8 @@ if (here / f"{name}.refuses").exists():
     sys.exit((here / f"{name}.refuses").read_text())
 jobs = json.loads((here / "jobs").read_text())
 if name == "squeue":
-    asked = next(a for a in sys.argv if a.startswith("--jobs=")).split("=")[1].split(",")
+    named = [a.split("=")[1].split(",") for a in sys.argv if a.startswith("--jobs=")]
+    asked = named[0] if named else jobs
     for job in asked:
         state, until = jobs.get(job, ["", 0])
         if state == "ENDING":

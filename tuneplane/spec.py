@@ -50,6 +50,7 @@ class Metadata:
     tuneplane: str  # version of the submitting side
     commit: str = ""  # of the lab at submit
     dirty: list[str] = field(default_factory=list)  # files taken along uncommitted (--allow-dirty)
+    rerun_of: str = ""  # the run whose capsule and JobSpec this one was made from (tp job rerun)
 
 
 @dataclass(frozen=True)

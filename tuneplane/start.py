@@ -1,12 +1,14 @@
 """Handing a prepared run over: its first start and every later one, by one path with one set of checks.
 
+`tp submit --run`, `tp job retry` and `tp job resume` come here, one at a time for a run (`runs.starting`).
+
 What was rendered is verified, the site's cap asked, the secrets written; what Slurm refuses leaves no trace
 but its own words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuneplane.compose import compose
@@ -22,7 +24,10 @@ from tuneplane.node.environment import render_secrets
 from tuneplane.runs.adopt import note_unknown_jobs
 from tuneplane.runs.folder import check_own
 from tuneplane.runs.index import state_folder
-from tuneplane.runs.state import read_state
+from tuneplane.runs.records import excluded_nodes, note_restarted, paused_jobs
+from tuneplane.runs.starting import starting
+from tuneplane.runs.state import HELD, WAITING, RunState, read_state
+from tuneplane.runs.stop import look, write_note
 from tuneplane.runs.token import known_token
 from tuneplane.site import Site
 from tuneplane.spec import JobSpec, Resources, read
@@ -36,57 +41,149 @@ class Submitted:
     run: RunFolder
     job_id: str
     estimate: str = ""
+    released: bool = False  # a job that was held, and no new one
 
 
 def start_prepared(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
     """`tp submit --run`: the first start of a run that `tp render` prepared."""
     check_own(run)
-    note_unknown_jobs([run])
-    if read_submissions(run):
-        raise UsageError(
-            Fault(
-                f"{run.run_id} was submitted already",
-                "--run",
-                f"tp job status {run.run_id}; tp job retry {run.run_id} starts it again once it has ended",
+    with starting(run):
+        note_unknown_jobs([run])
+        if read_submissions(run):
+            raise UsageError(
+                Fault(
+                    f"{run.run_id} was submitted already",
+                    "--run",
+                    f"tp job status {run.run_id}; tp job retry {run.run_id} starts it again once it has ended",
+                )
             )
-        )
-    check_prepared(run)
-    job = read(run.job)
-    check_room(job.spec.resources, _site(environ))
-    return hand_over(run, job)
+        check_prepared(run)
+        job = read(run.job)
+        check_room(job.spec.resources, _site(environ))
+        return hand_over(run, job)
 
 
 def retry(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
     """`tp job retry`: start an ended run again as its next attempt; secrets written anew, the same script."""
     check_own(run)
-    state = read_state(run)
-    if not state.is_final and state.state != "PREPARED":
-        raise UsageError(Fault(f"{run.run_id} is {state.state}", "RUN", f"tp job stop {run.run_id} ends it"))
+    with starting(run):
+        state = _present_state(run)
+        if not state.is_final and state.state != "PREPARED":
+            raise UsageError(_not_ended(run, state))
+        return _start_again(run, environ, state)
+
+
+def resume(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
+    """`tp job resume`: let a held run go on, or start the next attempt of one that ended before it was complete.
+
+    A restart that was decided and not carried out is carried out. Raises UsageError where nothing is to go on.
+    """
+    check_own(run)
+    with starting(run):
+        state = _present_state(run)
+        if state.job_id in paused_jobs(run) and state.state in WAITING:
+            return _release(run, state)
+        if not state.is_final:
+            raise UsageError(_not_ended(run, state, "resume"))
+        again = f"tp job retry {run.run_id} starts it again all the same"
+        if state.state == "COMPLETED":
+            raise UsageError(Fault(f"{run.run_id} is complete", "RUN", again))
+        if state.state == "NOT_SUBMITTED":
+            remedy = f"tp submit --run {run.run_id} tries it again"
+            raise UsageError(Fault(f"{run.run_id} was never submitted: {state.reason}", "RUN", remedy))
+        return _start_again(run, environ, state, keep_secrets=True)
+
+
+def _present_state(run: RunFolder) -> RunState:
+    """The state, a job considered that was queued by a `tp` which was killed before it could note it."""
+    if any(not job.is_local for job in read_submissions(run)):
+        known = {job.job_id for job in read_submissions(run)}
+        for job_id in look(run).active.keys() - known:
+            record_submission(run, job_id, "tp")
+    return read_state(run)
+
+
+def _not_ended(run: RunFolder, state: RunState, act: str = "retry") -> Fault:
+    """Why a run cannot be started again now, and what can be done instead."""
+    run_id = run.run_id
+    if state.state == "INCOMPLETE":
+        return Fault(f"{run_id} was never complete: {state.reason}", "RUN", "submit the experiment again")
+    if state.state == "PREPARED":
+        return Fault(f"{run_id} was never submitted", "RUN", f"tp submit --run {run_id}")
+    if state.state == "UNKNOWN":
+        return Fault(f"how {run_id} is cannot be told: {state.reason}", "RUN", "ask again in a while")
+    reason = f" ({state.reason})" if state.reason else ""
+    what = f"{run_id} is {state.state}{reason}"
+    if state.reason == HELD:
+        return Fault(what, "RUN", f"tp job resume {run_id} releases it")
+    if state.job_id in paused_jobs(run):
+        return Fault(what, "RUN", f"say tp job {act} {run_id} again once it is PAUSED")
+    return Fault(what, "RUN", f"tp job stop {run_id} ends it")
+
+
+def _release(run: RunFolder, state: RunState) -> Submitted:
+    """Let a held job go on; the note goes first, so that the job does not begin as a paused one.
+
+    A job that is not held, because a `tp job pause` was killed before it came so far, needs no more than that.
+    """
+    noted = paused_jobs(run)
+    write_note(run.paused, noted - {state.job_id})
+    try:
+        if state.reason == HELD:
+            run_slurm(["scontrol", "release", state.job_id])
+    except OperationError:
+        write_note(run.paused, noted)
+        raise
+    return Submitted(run, state.job_id, released=True)
+
+
+def _start_again(
+    run: RunFolder, environ: Mapping[str, str], state: RunState, *, keep_secrets: bool = False
+) -> Submitted:
+    """The next attempt. keep_secrets: where this shell lacks one, those that are still in the folder do."""
+    if state.cleared:
+        what = f"{run.run_id} was cleared by tp job gc: its code and its script are gone"
+        raise UsageError(Fault(what, "RUN", "submit the experiment again"))
     check_prepared(run)
     job = read(run.job)
+    had_secrets = run.secrets.exists()
     missing = [name for name in job.spec.node.secrets if name not in environ]
-    if missing:
+    kept = keep_secrets and had_secrets and bool(missing)
+    if missing and not kept:
         raise UsageError(
             Fault(f"{', '.join(missing)} not set in this shell", "environment", "export them, as at submit")
         )
     check_room(job.spec.resources, _site(environ))
-    had_secrets = run.secrets.exists()
-    write_secrets(run, job, environ)
+    if not kept:
+        write_secrets(run, job, environ)
+    noted = paused_jobs(run)
+    write_note(run.paused, ())
+    last = run.attempts()[-1:]
+    exclude = excluded_nodes(last[0]) if last else []
     try:
-        return hand_over(run, job)
-    except OperationError:
+        done = hand_over(run, job, exclude)
+    except (OperationError, OSError):
+        write_note(run.paused, noted)
         if not had_secrets:
             run.secrets.unlink(missing_ok=True)
         raise
+    if last:
+        note_restarted(last[0], done.job_id)
+    return done
 
 
-def hand_over(run: RunFolder, job: JobSpec) -> Submitted:
-    """Submit a complete run's very script. Raises OperationError; the run is then marked never submitted."""
+def hand_over(run: RunFolder, job: JobSpec, exclude: Sequence[str] = ()) -> Submitted:
+    """Submit a complete run's very script. Raises OperationError; the run is then marked never submitted.
+
+    exclude: nodes that the job is to avoid besides those that its script names.
+    """
     if job.spec.resources.scheduler == "local":
         return Submitted(run, start_local(run))
     estimate = estimate_start(run.script)
+    named = job.spec.slurm.exclude if job.spec.slurm else None
+    avoided = ",".join([*([named] if named else []), *exclude])
     try:
-        job_id = submit_script(run.script)
+        job_id = submit_script(run.script, *([f"--exclude={avoided}"] if exclude else []))
     except OperationError as error:
         again = f"nothing was queued; tp submit --run {run.run_id} tries the same script again"
         told = [Fault(f.what, f.where, f.remedy or again) for f in error.faults]

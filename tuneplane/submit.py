@@ -9,7 +9,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tuneplane.capsule import build_capsule
@@ -27,7 +27,7 @@ from tuneplane.recipes.catalog import Catalog
 from tuneplane.runs.folder import check_parents, make_run_folder, new_run_id, run_path
 from tuneplane.runs.index import current_user, remember_root
 from tuneplane.runs.token import run_token, token_digest
-from tuneplane.spec import Image, JobSpec, dump, read
+from tuneplane.spec import Image, JobSpec, Spec, dump, read
 from tuneplane.start import Submitted, check_room, hand_over, write_secrets
 
 SHORTEST_SECRET = 8
@@ -47,7 +47,7 @@ def examine(
     if draft is None:
         return None, found
     job = job_of(draft, new_run_id(request.experiment), "", token="")
-    found.attempt(_refuse_secrets_in, job, draft, environ)
+    found.attempt(refuse_secrets_in, job, draft.site.secrets, environ)
     found.attempt(script_of, job)
     found.faults += check_parents(Path(job.metadata.folder), (os.getuid(),))
     return (None if found.faults or found.refused else draft), found
@@ -109,23 +109,28 @@ def prepare(draft: Draft, environ: Mapping[str, str], progress: Progress = silen
             raise UsageError(
                 Fault("the lab changed while it was packed", str(draft.lab.root), "submit again")
             )
-        text = dump(job)
-        write_atomic(run.kernel, kernel, 0o444)
-        write_atomic(run.job, text, 0o444)
-        sums = f"{sha256_bytes(text.encode())}  job.json\n{sha256_bytes(kernel)}  kernel.pyz\n"
-        write_atomic(run.sums, sums, 0o444)
-        write_atomic(run.canary, f"{run_id}\n", 0o444)
-        write_secrets(run, job, environ)
-        write_atomic(run.script, script_of(job), 0o444)  # last: a folder with a script is complete
+        write_run(run, job, kernel, environ)
         remember_root(draft.storage_root)
     except BaseException as error:
-        _remove(run)
+        remove_unfinished(run)
         if isinstance(error, OSError):
             raise OperationError(
                 Fault(f"run folder not written: {error.strerror}", str(error.filename or run.path))
             ) from None
         raise
     return run
+
+
+def write_run(run: RunFolder, job: JobSpec, kernel: bytes, environ: Mapping[str, str]) -> None:
+    """All of a run's folder but its capsule, which is there. Raises OSError."""
+    text = dump(job)
+    write_atomic(run.kernel, kernel, 0o444)
+    write_atomic(run.job, text, 0o444)
+    sums = f"{sha256_bytes(text.encode())}  job.json\n{sha256_bytes(kernel)}  kernel.pyz\n"
+    write_atomic(run.sums, sums, 0o444)
+    write_atomic(run.canary, f"{run.run_id}\n", 0o444)
+    write_secrets(run, job, environ)
+    write_atomic(run.script, script_of(job), 0o444)  # last: a folder with a script is complete
 
 
 def submit(draft: Draft, environ: Mapping[str, str], progress: Progress = silent) -> Submitted:
@@ -142,24 +147,32 @@ def job_of(draft: Draft, run_id: str, kernel_sha256: str, token: str) -> JobSpec
     """The draft as the JobSpec of one run. Its time is the one in the run's id."""
     user = current_user()
     folder = run_path(draft.storage_root, user, draft.request.experiment, run_id)
-    stamp = time.strptime(run_id[-20:-5], "%Y%m%d-%H%M%S")
-    spec = draft.spec
+    spec = bound_spec(draft.spec, folder, kernel_sha256, token)
+    return JobSpec(draft.metadata(run_id, created_at(run_id), user, folder), spec)
+
+
+def bound_spec(spec: Spec, folder: Path, kernel_sha256: str, token: str) -> Spec:
+    """A spec as that of the run in `folder`: what depends on the run's id, and the kernel."""
     reporting = spec.reporting
     if reporting.enabled:
         ingest = RunFolder(folder).ingest.as_uri()
         reporting = dataclasses.replace(reporting, endpoint=ingest, token_sha256=token_digest(token))
-    spec = dataclasses.replace(
-        spec,
-        reporting=reporting,
-        capsule=dataclasses.replace(spec.capsule, kernel_sha256=kernel_sha256),
-    )
-    return JobSpec(draft.metadata(run_id, time.strftime("%Y-%m-%dT%H:%M:%SZ", stamp), user, folder), spec)
+    capsule = dataclasses.replace(spec.capsule, kernel_sha256=kernel_sha256)
+    return dataclasses.replace(spec, reporting=reporting, capsule=capsule)
 
 
-def _refuse_secrets_in(job: JobSpec, draft: Draft, environ: Mapping[str, str]) -> None:
-    """A secret of this shell that stands in the JobSpec would be readable for ever (C11)."""
+def created_at(run_id: str) -> str:
+    """The time in a run's id, UTC, ISO 8601."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.strptime(run_id[-20:-5], "%Y%m%d-%H%M%S"))
+
+
+def refuse_secrets_in(job: JobSpec, named: Iterable[str], environ: Mapping[str, str]) -> None:
+    """A secret of this shell that stands in the JobSpec would be readable for ever (C11).
+
+    named: the site's list. Raises UsageError.
+    """
     text = dump(job)
-    names = {name for name in environ if env.is_secret_name(name)} | set(draft.site.secrets)
+    names = {name for name in environ if env.is_secret_name(name)} | set(named)
     leaked = sorted(name for name in names if _stands_in(text, environ.get(name, "")))
     if leaked:
         raise UsageError(
@@ -181,7 +194,7 @@ def _stands_in(text: str, value: str) -> bool:
     return value in text or json.dumps(value, ensure_ascii=False)[1:-1] in text
 
 
-def _remove(run: RunFolder) -> None:
+def remove_unfinished(run: RunFolder) -> None:
     """Take back a folder that was never complete."""
     from shutil import rmtree
 

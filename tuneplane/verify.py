@@ -37,6 +37,13 @@ def check_prepared(run: RunFolder) -> None:
         raise UsageError(*(Fault(f.what, f.where, f.remedy or remedy) for f in faults))
 
 
+def check_recorded(run: RunFolder) -> None:
+    """Raise UsageError where a run's JobSpec or kernel is not what was submitted, whichever `tp` that was."""
+    faults = _check_sums(run)
+    if faults:
+        raise UsageError(*faults)
+
+
 def _check_record(run: RunFolder) -> tuple[list[str], list[Fault], JobSpec | None]:
     checked, faults = ["job.json against SHA256SUMS"], _check_sums(run)
     try:

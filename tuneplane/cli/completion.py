@@ -30,6 +30,18 @@ def complete_experiments(ctx: click.Context, param: click.Parameter, incomplete:
     return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
+def complete_methods(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the catalog's methods."""
+    from tuneplane.cli.context import load_methods
+    from tuneplane.kernel.errors import TunePlaneError
+
+    try:
+        names = load_methods().methods()
+    except TunePlaneError:
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
 def complete_profiles(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Names of the cluster profiles known here."""
     import os

@@ -20,12 +20,9 @@ from tuneplane.cli.show import age, show_fields, show_json, show_notices, show_t
 from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 if TYPE_CHECKING:
-    from tuneplane.images.folder import ImageFolder, Leftover, Prepared
+    from tuneplane.images.folder import ImageFolder, Prepared
 
 DAYS = 30
-LEFTOVER_DAYS = 1
-"""Layers of an interrupted pull are kept this long, for whoever takes it up again."""
-
 SHORT_DIGEST = len("sha256:") + 12
 
 profile_option = click.option(
@@ -170,8 +167,9 @@ def _removal_faults(
 def gc_command(profile: str | None, days: int, yes: bool, as_json: bool) -> int:
     """List, or with --yes remove, your images that nobody used for a while and no unended run of yours starts."""
     from tuneplane.images.convert import remove_tree
+    from tuneplane.runs.images import unused_images
 
-    old, left = _unused(_folders(profile), days)
+    old, left = unused_images(_folders(profile), days * 86_400.0)
     freed = sum(image.record.size_bytes for _, image in old) + sum(_size_of(item.path) for item in left)
     if yes:
         for folder, image in old:
@@ -187,32 +185,6 @@ def gc_command(profile: str | None, days: int, yes: bool, as_json: bool) -> int:
     verb = "freed" if yes else "to be freed: say the same with --yes"
     click.echo(f"{size(freed)} {verb}" if paths else "nothing to remove")
     return Exit.DONE
-
-
-def _unused(
-    folders: list[ImageFolder], days: int
-) -> tuple[list[tuple[ImageFolder, Prepared]], list[Leftover]]:
-    """Images and leftovers of this user's that may go."""
-    from tuneplane.images.turn import owner_of
-    from tuneplane.runs.images import images_in_use
-
-    now, held, me = time.time(), images_in_use(), os.geteuid()
-    old = [
-        (folder, image)
-        for folder in folders
-        for image in folder.images()
-        if image.owner == me and _real(image) not in held and now - image.used_at >= days * 86_400
-    ]
-    left = [
-        item
-        for folder in folders
-        for item in folder.leftovers()
-        if item.owner == me
-        and now - item.touched_at >= LEFTOVER_DAYS * 86_400
-        and not (item.kind == "used" and folder.path.joinpath(item.of).exists())
-        and owner_of(folder.path, item.of) is None
-    ]
-    return old, left
 
 
 def _folders(profile: str | None) -> list[ImageFolder]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from tuneplane.cli.completion import complete_methods
 from tuneplane.cli.context import lab_here, load_methods
 from tuneplane.cli.show import show_json, show_notices, show_table
 
@@ -26,7 +27,12 @@ def init_command(lab: Path, name: str | None) -> None:
 
 @click.command("new")
 @click.argument("name")
-@click.option("--method", required=True, help="<framework>/<recipe>; tp methods lists them.")
+@click.option(
+    "--method",
+    required=True,
+    shell_complete=complete_methods,
+    help="<framework>/<recipe>; tp methods lists them.",
+)
 @click.option("--lab", "folder", type=click.Path(), help="A folder of the lab; here where not given.")
 def new_command(name: str, method: str, folder: str | None) -> None:
     """Make experiments/NAME from a method."""

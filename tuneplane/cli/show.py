@@ -32,6 +32,55 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         click.echo(line.rstrip())
 
 
+LEAST_LAST = 24
+"""Columns of a terminal that a cut last cell must have to say anything; with fewer it has its own line."""
+
+
+def show_listing(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> None:
+    """A table for a terminal of `width` columns, its last cells cut with an ellipsis so that none wraps.
+
+    Where less than `LEAST_LAST` columns are left for them, they stand below their rows. None: nothing is cut.
+    """
+    if width is None or not rows:
+        return show_table(headings, rows)
+    cells = [list(headings), *([_plain(cell) for cell in row] for row in rows)]
+    widths = [max(_width(row[i]) for row in cells) for i in range(len(headings) - 1)]
+    before = sum(widths) + 2 * len(widths)
+    below = width - before < LEAST_LAST
+    for row in cells:
+        columns = zip(row, widths, strict=False)
+        line = "".join(cell + " " * (w - _width(cell) + 2) for cell, w in columns)
+        if below:
+            click.echo(line.rstrip())
+            if row[-1] and row is not cells[0]:
+                click.echo("  " + cut(row[-1], width - 2))
+        else:
+            click.echo((line + cut(row[-1], width - before)).rstrip())
+
+
+def cut(text: str, width: int) -> str:
+    """`text` in at most so many columns, an ellipsis for what is missing."""
+    if _width(text) <= width:
+        return text
+    kept = ""
+    for character in text:
+        if _width(kept + character) > width - 1:
+            break
+        kept += character
+    return kept.rstrip() + "…"
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal, or as `COLUMNS` says; None where the output goes to a file or a program."""
+    import os
+    import sys
+    from shutil import get_terminal_size
+
+    if not sys.stdout.isatty() and not os.environ.get("COLUMNS"):
+        return None
+    return get_terminal_size((80, 24)).columns
+
+
 def show_fields(fields: Iterable[tuple[str, str]]) -> None:
     """`name  value` lines."""
     pairs = [(name, value) for name, value in fields if value]

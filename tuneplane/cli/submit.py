@@ -36,6 +36,13 @@ SLURM_FLAGS = {
 }
 
 
+def slurm_options() -> list[Callable[[F], F]]:
+    """The flags that set a directive."""
+    return [
+        click.option(f"--{name}", name.replace("-", "_"), help=text) for name, text in SLURM_FLAGS.items()
+    ]
+
+
 def request_options(command: F) -> F:
     """The flags of a submit."""
     options = [
@@ -53,7 +60,7 @@ def request_options(command: F) -> F:
         click.option(
             "--allow-dirty", is_flag=True, help="Take uncommitted files along; the JobSpec says so."
         ),
-        *(click.option(f"--{name}", name.replace("-", "_"), help=text) for name, text in SLURM_FLAGS.items()),
+        *slurm_options(),
         click.option("--lab", "folder", type=click.Path(), help="A folder of the lab; here where not given."),
         click.option("--json", "as_json", is_flag=True, help="For programs."),
     ]
@@ -153,10 +160,11 @@ def submit_command(
                 click.echo(script, nl=False)
             return Exit.DONE
         done = submit.submit(draft, os.environ, image_progress())
-    return _told(done, notices, follow, as_json)
+    return show_submitted(done, notices, follow, as_json)
 
 
-def _told(done: Submitted, notices: list[str], follow: bool, as_json: bool) -> int:
+def show_submitted(done: Submitted, notices: list[str], follow: bool, as_json: bool, of: str = "") -> int:
+    """Say which run was handed over, and follow it where that was asked for. of: the run that it is made from."""
     run_id = done.run.run_id
     if as_json:
         show_json(
@@ -166,18 +174,19 @@ def _told(done: Submitted, notices: list[str], follow: bool, as_json: bool) -> i
                 "folder": done.run.path,
                 "estimate": done.estimate,
                 "notices": notices,
+                **({"rerun_of": of} if of else {}),
             }
         )
     else:
         show_notices(notices)
         job = done.job_id if done.job_id.startswith("local-") else f"Slurm job {done.job_id}"
-        fields = [("run", run_id), ("job", job), ("folder", str(done.run.path)), ("estimate", done.estimate)]
-        show_fields(fields)
+        fields = [("run", run_id), ("rerun of", of), ("job", job), ("folder", str(done.run.path))]
+        show_fields([*fields, ("estimate", done.estimate)])
         if not follow:
             click.echo(f"next: tp job logs {run_id} -f")
     if not follow:
         return Exit.DONE
-    from tuneplane.cli.job import follow_run
+    from tuneplane.cli.logs import follow_run
 
     return follow_run(done.run, to_stderr=as_json)
 

@@ -132,6 +132,12 @@ class RunFolder:
         return self.path / "stopped"
 
     @property
+    def paused(self) -> Path:
+        """Written by `tp job pause` before it asks Slurm: a line for each job that it holds or ends. A later start
+        by `tp` removes it."""
+        return self.path / "paused"
+
+    @property
     def attempts_folder(self) -> Path:
         return self.path / "attempts"
 

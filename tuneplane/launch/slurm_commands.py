@@ -21,7 +21,10 @@ KEPT_SLURM_VARIABLES = ("SLURM_CONF", "SLURM_CONF_SERVER")
 SCRUBBED = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_", "SQUEUE_", "SACCT_", "SCANCEL_")
 
 IDS_A_CALL = 500
-"""How many job ids one squeue or sacct call is asked for: far below the limit of an argument list."""
+"""How many job ids one sacct call is asked for: each is a search in a database."""
+
+IDS_A_LOOK = 5000
+"""How many job ids one squeue call is asked for: about 60 kB, and one argument may have 128 (execve(2))."""
 
 ANSWER_S = 60.0
 """How long a Slurm command may take. A busy controller answers within its MessageTimeout, 10 s by default."""
@@ -62,7 +65,8 @@ class Answer:
         set up anew, counts from 1 again; but the script of a run says in which folder it works.
         """
         known = self.jobs.get(job_id)
-        if known is None or not known.folder:
+        # An element of an array works in the folder of its array, and only its own claim or tp noted it here.
+        if known is None or not known.folder or "_" in job_id:
             return known
         same = os.path.realpath(known.folder) == os.path.realpath(run_folder)
         return known if same else None
@@ -70,6 +74,9 @@ class Answer:
 
 FOLDER_MARK = "\x1f"
 """Before the folder in a line of squeue: neither a reason nor a folder holds it."""
+
+
+QUEUE_FORMAT = f"--format=%i|%T|%N|%r{FOLDER_MARK}%Z"
 
 
 def slurm_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -88,9 +95,9 @@ def run_slurm(argv: Sequence[str], timeout_s: float = ANSWER_S) -> str:
     return result.stdout
 
 
-def submit_script(script: Path) -> str:
+def submit_script(script: Path, *options: str) -> str:
     """Call `sbatch` on a rendered script; the job's id. Raises OperationError with Slurm's own words."""
-    said = run_slurm(["sbatch", str(script)])
+    said = run_slurm(["sbatch", *options, str(script)])
     found = re.search(r"Submitted batch job (\d+)", said)
     if found is None:
         raise OperationError(Fault(f"sbatch answered without a job id: {said.strip()!r}", "Slurm"))
@@ -112,11 +119,11 @@ def query_queue(job_ids: Sequence[str]) -> Answer:
     Slurm 22.05 passes over unknown ids among several, and fails for a single one ("Invalid job id").
     """
     jobs: dict[str, SlurmJob] = {}
-    for chunk in _chunks(job_ids):
+    for chunk in _chunks(job_ids, IDS_A_LOOK):
         argv = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={','.join(chunk)}"]
         try:
             # --all: in partitions that are hidden, or closed to the user's group by now, too
-            said = run_slurm([*argv, "--all", f"--format=%i|%T|%N|%r{FOLDER_MARK}%Z"])
+            said = run_slurm([*argv, "--all", QUEUE_FORMAT])
         except OperationError as error:
             if "Invalid job id" in str(error):
                 continue
@@ -125,17 +132,27 @@ def query_queue(job_ids: Sequence[str]) -> Answer:
     return Answer(jobs)
 
 
-def query_folders() -> dict[str, str]:
-    """This user's jobs in the queue by the real path of the folder that each works in. Raises OperationError."""
-    argv = ["squeue", f"--user={os.geteuid()}", "--all", "--noheader", "--array"]
-    jobs = parse_squeue(run_slurm([*argv, f"--format=%i|%T|%N|%r{FOLDER_MARK}%Z"]))
-    return {os.path.realpath(job.folder): job.job_id for job in jobs.values() if job.folder}
+def query_own() -> Answer:
+    """Every job of this user that squeue knows, ended ones too. Never raises."""
+    argv = [
+        "squeue",
+        f"--user={os.geteuid()}",
+        "--all",
+        "--noheader",
+        "--array",
+        "--states=all",
+        QUEUE_FORMAT,
+    ]
+    try:
+        return Answer(parse_squeue(run_slurm(argv)))
+    except OperationError as error:
+        return Answer(refused=error.faults[0].what)
 
 
 def query_accounting(job_ids: Sequence[str]) -> Answer:
     """Jobs that sacct knows. Never raises; a site without accounting has an empty answer, not a refusal."""
     jobs: dict[str, SlurmJob] = {}
-    for chunk in _chunks(job_ids):
+    for chunk in _chunks(job_ids, IDS_A_CALL):
         argv = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={','.join(chunk)}"]
         try:
             said = run_slurm([*argv, "--format=JobID,State,ExitCode,NodeList,Reason,WorkDir"], timeout_s=20)
@@ -236,5 +253,5 @@ def _user(text: str) -> str:
         return text
 
 
-def _chunks(items: Sequence[str]) -> list[Sequence[str]]:
-    return [items[i : i + IDS_A_CALL] for i in range(0, len(items), IDS_A_CALL)]
+def _chunks(items: Sequence[str], most: int) -> list[Sequence[str]]:
+    return [items[i : i + most] for i in range(0, len(items), most)]

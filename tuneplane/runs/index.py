@@ -12,6 +12,7 @@ from pathlib import Path
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import read_json, write_json
 from tuneplane.kernel.runfolder import RUN_ID, RunFolder
+from tuneplane.runs.records import CLEARED
 
 SHOWN = 5
 """How many of the runs that a text could mean are named."""
@@ -61,6 +62,14 @@ def remember_root(root: Path) -> None:
 
 def iterate_runs(roots: list[Path] | None = None, user: str | None = None) -> Iterator[RunFolder]:
     """Every run folder of a user once, in no order. An unreadable folder is passed over."""
+    for experiment in experiment_folders(roots, user):
+        for path in _folders(experiment):
+            if RUN_ID.fullmatch(path.name):
+                yield RunFolder(path)
+
+
+def experiment_folders(roots: list[Path] | None = None, user: str | None = None) -> Iterator[Path]:
+    """The folder of every experiment of a user once, in no order; none that is a link."""
     bases = [
         root / "runs" / (user or current_user()) for root in (storage_roots() if roots is None else roots)
     ]
@@ -70,10 +79,7 @@ def iterate_runs(roots: list[Path] | None = None, user: str | None = None) -> It
         if real in seen:  # two names of one root
             continue
         seen.add(real)
-        for experiment in _folders(base):
-            for path in _folders(experiment):
-                if RUN_ID.fullmatch(path.name):
-                    yield RunFolder(path)
+        yield from _folders(base)
 
 
 def started_order(run: RunFolder) -> str:
@@ -82,7 +88,11 @@ def started_order(run: RunFolder) -> str:
 
 
 def latest(runs: list[RunFolder]) -> RunFolder:
-    """The newest of runs: by the second in its id, then by when its JobSpec was written."""
+    """The newest of runs: by the second in its id, then by when its JobSpec was written.
+
+    One whose folder is not whole, being made or left by a `tp` that was killed, is nobody's latest.
+    """
+    runs = [run for run in runs if run.script.exists() or (run.path / CLEARED).exists()] or runs
     newest = max(started_order(run)[:-5] for run in runs)
     return max((run for run in runs if started_order(run).startswith(newest)), key=_written_ns)
 

@@ -5,17 +5,30 @@
 
 from __future__ import annotations
 
+import os
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuneplane.kernel.files import read_json
+from tuneplane.kernel.files import json_text, read_json, write_json
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
 from tuneplane.kernel.submission import HAND, TP, Submission, read_submissions
+from tuneplane.launch.slurm_commands import SlurmJob
 
 SILENT_S = 60.0
 """A heartbeat older than this, and than three of its intervals, tells of no life."""
+
+
+RESTART, RESTARTED, RESTART_ERROR = "restart.json", "restarted.json", "restart-error.txt"
+"""Of an attempt: that the run is to go on and why; by which job it does; Slurm's words where it could not."""
+
+SETTLED = "settled.json"
+"""In the run's `slurm` folder: Slurm's last word of the newest job, written by `tp` once that is forgotten."""
+
+CLEARED = "cleared.json"
+"""In the run folder: how the run ended, written by `tp job gc` before it removes the records themselves."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +57,14 @@ class Records:
     stopped: frozenset[str]  # ids of the jobs that `tp job stop` ended
     profile: str
     silent_s: float
+    paused: frozenset[str] = frozenset()  # ids of the jobs that `tp job pause` held, or asked to save and end
+    restart: dict[str, Any] = field(default_factory=dict)  # the last attempt's: what is to start the next
+    restarted: dict[str, Any] = field(default_factory=dict)  # the same, once it was done
+    restart_error: str = ""  # Slurm's words where it was refused
+    settled: SlurmJob | None = None  # Slurm's last word, once it has forgotten the job
+    cleared: dict[str, Any] = field(default_factory=dict)  # what `tp job gc` left of the records
+    rerun_of: str = ""
+    is_whole: bool = True  # its script is there, which is written last
 
     def starts(self) -> list[Submission]:
         """The jobs that may be the run's present: the last attempt's, and the newest that was begun.
@@ -57,6 +78,31 @@ class Records:
         """Whether the last attempt's own end says that nothing is left to do."""
         return self.end.get("code") == 0 and self.end.get("for_good") is not False
 
+    def is_settled(self) -> bool:
+        """Whether Slurm has nothing new to say: it had forgotten the run's present job when it was last asked."""
+        newest = self.starts()[-1:]
+        return self.settled is not None and [job.job_id for job in newest] == [self.settled.job_id]
+
+    def cause(self) -> str:
+        """What ended the last attempt from outside; empty where nothing is recorded."""
+        return str(self.restart.get("cause") or self.end.get("cause") or "")
+
+    def waits_for(self, job: Submission) -> bool:
+        """Whether a waiting job is the restart of the last attempt: the same one anew, or its successor."""
+        return job == self.claimed or str(self.restarted.get("job_id") or "") == job.job_id
+
+    def pending_restart(self) -> str:
+        """The cause for which the run was to start again and, as far as the records say, did not; empty if none.
+
+        A restart that is under way looks the same: whoever asks knows whether a job is still there.
+        """
+        wanted = bool(self.restart) or self.end.get("to_be_continued") is True
+        if not wanted or self.restarted or self.end.get("not_restarted") or self.claimed is None:
+            return ""
+        if self.claimed.job_id in self.stopped | self.paused or self.starts()[-1] != self.claimed:
+            return ""
+        return self.cause() or "asked"
+
     def is_fresh(self, node: NodeState) -> bool:
         """Whether a node's heartbeat tells that it runs."""
         return node.code is None and node.beat_age_s is not None and node.beat_age_s < self.silent_s
@@ -66,7 +112,7 @@ def read_nodes(attempt: AttemptFolder) -> list[NodeState]:
     """Every node's record of an attempt, by rank."""
     found = []
     for path in attempt.path.glob("node-*.json"):
-        value = _read(path)
+        value = read_object(path)
         rank = whole(value.get("rank"))
         if rank is None:
             continue
@@ -85,30 +131,91 @@ def read_nodes(attempt: AttemptFolder) -> list[NodeState]:
 
 def read_hosts(attempt: AttemptFolder) -> dict[str, str]:
     """Rank → host of every node of an attempt: as its agent says, before that as the claim does."""
-    names = _read(attempt.start).get("hosts")
+    names = read_object(attempt.start).get("hosts")
     hosts = {str(rank): str(name) for rank, name in enumerate(names)} if isinstance(names, list) else {}
     return {**hosts, **{str(node.rank): node.host for node in read_nodes(attempt)}}
 
 
 def stopped_jobs(run: RunFolder) -> frozenset[str]:
     """Ids of the jobs of a run that `tp job stop` ended."""
+    return _noted(run.stopped)
+
+
+def paused_jobs(run: RunFolder) -> frozenset[str]:
+    """Ids of the jobs of a run that `tp job pause` held, or asked to save and end."""
+    return _noted(run.paused)
+
+
+def _noted(path: Path) -> frozenset[str]:
     try:
-        return frozenset(run.stopped.read_text(encoding="utf-8", errors="replace").split())
+        return frozenset(path.read_text(encoding="utf-8", errors="replace").split())
     except OSError:
         return frozenset()
+
+
+def known_jobs(run: RunFolder, restarted: dict[str, Any] | None = None) -> list[Submission]:
+    """Every job of a run, oldest first: those noted, and the successor that its last attempt says it queued.
+
+    A successor counts as `tp`'s own: it was begun on purpose, while a start by hand may have been refused.
+    """
+    jobs = read_submissions(run)
+    if restarted is None:
+        last = run.attempts()[-1:]
+        restarted = read_object(last[0].path / RESTARTED) if last else {}
+    successor = str(restarted.get("job_id") or "")
+    if not successor:
+        return jobs
+    if all(job.job_id != successor for job in jobs):
+        jobs.append(Submission(successor, TP, number(restarted.get("at")) or time.time()))
+    return [replace(job, by=TP) if job.job_id == successor else job for job in sorted(jobs, key=_at)]
+
+
+def _at(job: Submission) -> float:
+    return job.at
+
+
+def excluded_nodes(attempt: AttemptFolder) -> list[str]:
+    """Nodes that the next attempt is to avoid, as the restart of this one says."""
+    names = read_object(attempt.path / RESTART).get("exclude")
+    return [name for name in names if isinstance(name, str) and name] if isinstance(names, list) else []
+
+
+def note_restarted(attempt: AttemptFolder, job_id: str) -> None:
+    """Note that the restart which an attempt asked for is carried out, where it asked for one. Never raises."""
+    if not (attempt.path / RESTART).exists():
+        return
+    with suppress(OSError):  # the queued job itself voids the restart as well
+        value = {"way": "successor", "job_id": job_id, "at": time.time()}
+        with (attempt.path / RESTARTED).open("x", encoding="utf-8") as file:
+            file.write(json_text(value))
+
+
+def settle(records: Records, job: SlurmJob) -> None:
+    """Note Slurm's last word of a job that it has forgotten, so that nobody asks again. Never raises.
+
+    An empty state: it had nothing to say. Only in a run of this user's own.
+    """
+    with suppress(OSError):
+        if records.run.path.stat().st_uid == os.geteuid():
+            write_json(records.run.slurm / SETTLED, asdict(job), 0o600)
 
 
 def read_records(run: RunFolder) -> Records | str:
     """A run's records, or why they cannot be read."""
     try:
-        attempts, jobs = run.attempts(), read_submissions(run)
+        attempts = run.attempts()
+        last = attempts[-1] if attempts else None
+        # Few files for the many runs that never restart: each is a round trip on shared storage.
+        restart = read_object(last.path / RESTART) if last else {}
+        restarted = read_object(last.path / RESTARTED) if last and restart else {}
+        jobs = known_jobs(run, restarted)
+        is_whole = run.script.exists()
         run.path.stat()
     except OSError as error:
         return f"cannot be read: {error.strerror}: {error.filename}"
-    last = attempts[-1] if attempts else None
-    start = _read(last.start) if last else {}
-    asked = _read(run.job).get("spec")
-    asked = asked if isinstance(asked, dict) else {}
+    start = read_object(last.start) if last else {}
+    job = read_object(run.job)
+    asked = _of(job, "spec")
     beat_s = number(_of(asked, "node").get("heartbeat_s")) or 0.0
     return Records(
         run=run,
@@ -116,12 +223,38 @@ def read_records(run: RunFolder) -> Records | str:
         attempts=attempts,
         claimed=_claimant(jobs, start),
         start=start,
-        end=_read(last.end) if last else {},
+        end=read_object(last.end) if last else {},
         nodes=read_nodes(last) if last else [],
         stopped=stopped_jobs(run),
         profile=str(_of(asked, "resources").get("profile", "")),
         silent_s=max(SILENT_S, 3 * beat_s),
+        paused=paused_jobs(run),
+        restart=restart,
+        restarted=restarted,
+        restart_error=_words(last.path / RESTART_ERROR) if last and restart else "",
+        settled=_settled(run.slurm / SETTLED),
+        cleared={} if is_whole else read_object(run.path / CLEARED),
+        rerun_of=str(_of(job, "metadata").get("rerun_of") or ""),
+        is_whole=is_whole,
     )
+
+
+def _settled(path: Path) -> SlurmJob | None:
+    value = read_object(path)
+    code = whole(value.get("code"))
+    texts = [value.get(name) for name in ("job_id", "state", "reason", "nodes", "folder")]
+    if not all(isinstance(text, str) for text in texts):
+        return None
+    job_id, state, reason, nodes, folder = map(str, texts)
+    return SlurmJob(job_id, state, reason, code, nodes, folder)
+
+
+def _words(path: Path) -> str:
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return " ".join(file.read(2000).split())
+    except OSError:
+        return ""
 
 
 def _claimant(jobs: list[Submission], start: dict[str, Any]) -> Submission | None:
@@ -161,7 +294,8 @@ def _age(path: Path) -> float | None:
         return None
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object of a run; empty where there is none, or a broken one."""
     try:
         value = read_json(path)
     except (OSError, ValueError, RecursionError):

@@ -20,8 +20,9 @@ good and removes them.
 def remove_secrets(run: RunFolder, state: RunState) -> None:
     """Remove `secrets.env` of a run that has ended for good. `tp job retry` writes it anew.
 
+    Not where a restart was decided and is not carried out yet: that start needs them.
     Never raises: a colleague who looks at the run may not, and its owner's next look will.
     """
-    if state.state in ENDED_FOR_GOOD:
+    if state.state in ENDED_FOR_GOOD and not state.pending_restart:
         with suppress(OSError):
             run.secrets.unlink(missing_ok=True)
