@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,17 @@ FAKES = Path(__file__).parent / "fakes"
 LOCKS = Path(tempfile.gettempdir())
 STATE = os.environ.get("TUNEPLANE_TESTBED_DIR", "").replace("/", "-")
 """In the locks' names, so that tests of one testbed do not wait for those of another."""
+
+
+def pytest_configure() -> None:
+    """What tests start has its signals as in a terminal, also under `nohup` and `&`, which have them ignored.
+
+    A signal that is ignored stays so in every program that is started; one with a handler, which does nothing
+    here, is at its default there.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture

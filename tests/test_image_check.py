@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import box
 from slurm_lab import SlurmLab
 from testbed_client import Testbed
 
-from tuneplane import __version__
+from tuneplane import __version__, image_check
 from tuneplane.cli.image_check import check_command
 from tuneplane.containers.probe import (
     FAIL,
@@ -35,6 +36,7 @@ from tuneplane.containers.probe import (
 )
 from tuneplane.image_check import package_findings
 from tuneplane.kernel.errors import Exit, OperationError, UsageError
+from tuneplane.kernel.process import is_alive
 
 FAKES = Path(__file__).parent / "fakes"
 SYSTEM = "/usr/local/bin:/usr/bin:/bin"
@@ -285,6 +287,25 @@ class TestByTheFakeEnroot:
         done = check(image)
         assert done.return_value == Exit.FAILED
         assert "fail       the image does not start (exit code 1): [ERROR] /no/such/shell" in done.output
+
+
+def test_of_an_image_that_hangs_nothing_goes_on_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_check, "START_S", 1.0)
+    pid_file = tmp_path / "pid"
+    program = tmp_path / "apptainer"
+    program.write_text(f"#!/bin/bash\nset -m\nsleep 300 &\necho $! >{pid_file}\necho starting\nwait\n")
+    program.chmod(0o755)
+    image = tmp_path / "x.sif"
+    image.write_bytes(b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0")
+    done = check(image, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert done.return_value == Exit.FAILED
+    assert "(exit code 124): starting; it did not answer within 1 s" in done.output
+    deadline = time.monotonic() + 10
+    while is_alive(int(pid_file.read_text())):
+        assert time.monotonic() < deadline, "what the image started is still there"
+        time.sleep(0.05)
 
 
 def test_a_file_that_is_no_image_is_refused(tmp_path: Path) -> None:

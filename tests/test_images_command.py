@@ -257,7 +257,7 @@ def test_pull_for_a_profile_without_containers_or_of_a_file_is_refused(desk: Des
     done = desk.tp("image", "pull", f"{desk.stub.host}/trainer:v1", "--profile", "local", code=2)
     assert "profile local runs without containers" in done.stderr
     done = desk.tp("image", "pull", "./x.sif", "--profile", "box", code=2)
-    assert "is a file already" in done.stderr
+    assert "is the name of a file" in done.stderr
 
 
 def test_pull_takes_the_image_of_the_profiles_nodes(desk: Desk, image: Image) -> None:
@@ -294,6 +294,55 @@ def test_an_image_that_a_run_will_start_is_not_removed_unless_forced(desk: Desk,
     assert f"is started by {said['run_id']}" in done.stderr
     assert "nothing to remove" in desk.tp("image", "gc", "--days", "0", "--yes").stdout
     desk.tp("image", "rm", f"{desk.stub.host}/trainer:v1", "--force")
+    assert desk.images() == []
+
+
+@pytest.mark.parametrize(
+    ("image_name", "said"),
+    [
+        ("alice/x:v1", "is not in TUNEPLANE_ALLOWED_IMAGE_REGISTRIES"),
+        ("x y", "has no place in it"),
+        ("", "it is empty"),
+    ],
+)
+def test_a_name_that_pull_refuses_is_told_as_its_argument(desk: Desk, image_name: str, said: str) -> None:
+    done = desk.tp("image", "pull", image_name, "--profile", "box", code=2)
+    assert done.stderr.startswith("tp: IMAGE: image") and said in done.stderr
+
+
+def test_an_image_that_a_run_starts_is_held_whichever_way_its_folder_is_reached(
+    desk: Desk, image: Image
+) -> None:
+    name = f"{desk.stub.host}/trainer:v1"
+    desk.run("render", name)
+    link = desk.base / "link"
+    link.symlink_to(desk.storage)
+    profile = desk.site / "cluster/box.yaml"
+    profile.write_text(profile.read_text().replace(str(desk.storage), str(link)))
+    assert "is started by mlp-" in desk.tp("image", "rm", name, "--profile", "box", code=2).stderr
+    assert "nothing to remove" in desk.tp("image", "gc", "--days", "0", "--profile", "box").stdout
+    desk.tp("image", "pull", name, "--profile", "box")
+    assert len(json.loads(desk.tp("image", "ls", "--json").stdout)) == 1, "one folder under two names"
+    desk.tp("image", "rm", name, "--force")
+    assert desk.images() == []
+
+
+@pytest.mark.parametrize("way", ["docker://", "without the tag", "relative path", "tail of the name"])
+def test_an_image_is_removed_by_whatever_pull_took_for_it(desk: Desk, image: Image, way: str) -> None:
+    desk.stub.add(image, "latest")
+    name = f"{desk.stub.host}/trainer"
+    desk.tp("image", "pull", name, "--profile", "box")
+    (file,) = desk.images()
+    said = {
+        "docker://": f"docker://{name}:latest",
+        "without the tag": name,
+        "relative path": os.path.relpath(file, desk.lab),
+        "tail of the name": "trainer:latest",
+    }[way]
+    if way == "tail of the name":
+        assert "no prepared image" in desk.tp("image", "rm", said, code=2).stderr
+        return
+    assert f"removed {file}" in desk.tp("image", "rm", said).stdout
     assert desk.images() == []
 
 
@@ -341,7 +390,7 @@ def test_gc_lists_first_and_removes_when_told(desk: Desk, image: Image) -> None:
     (file,) = desk.images()
     assert "nothing to remove" in desk.tp("image", "gc").stdout, "it was used a moment ago"
     listed = desk.tp("image", "gc", "--days", "0").stdout
-    assert str(file) in listed and "to be freed: tp image gc --yes" in listed and file.exists()
+    assert str(file) in listed and "to be freed: say the same with --yes" in listed and file.exists()
     assert "freed" in desk.tp("image", "gc", "--days", "0", "--yes").stdout
     assert [p for p in (desk.storage / "images").iterdir() if not p.name.endswith("used.0")] == []
 
@@ -476,6 +525,16 @@ def test_a_job_that_fails_is_told_by_its_own_words(desk: Desk, image: Image) -> 
     assert "the job that prepares the image failed: srun: error: invalid partition" in done.stderr
     site_with_jobs(desk, before='print("nonsense"); sys.exit(0)')
     assert "said 'nonsense" in by_job(desk, "render", f"{desk.stub.host}/trainer:v1", code=1).stderr
+    failing = (
+        'sys.exit("tp: r.example: has no tag v1\\n  → is it spelt so there?\\n'
+        'srun: error: n1: task 0: Exited with exit code 1\\n")'
+    )
+    site_with_jobs(desk, before=failing)
+    done = by_job(desk, "render", f"{desk.stub.host}/trainer:v1", code=1)
+    assert done.stderr.endswith(
+        "tp: srun: the job that prepares the image failed: r.example: has no tag v1\n"
+        "  → is it spelt so there?\n"
+    )
     assert not (desk.storage / "runs").exists()
 
 

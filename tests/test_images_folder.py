@@ -85,6 +85,45 @@ def test_a_record_that_is_none_makes_the_file_none(folder: ImageFolder, text: st
     assert folder.find(DIGEST, "sif") is None and list(folder.images()) == []
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"manifest": 5},
+        {"form": None},
+        {"tags": None},
+        {"tags": [5]},
+        {"made_at": "x"},
+        {"made_at": float("inf")},
+        {"architecture": None},
+        {"size_bytes": True},
+    ],
+    ids=str,
+)
+def test_a_record_with_a_field_of_another_kind_makes_the_file_none(
+    folder: ImageFolder, changed: dict[str, object]
+) -> None:
+    """Whoever may write to a shared folder must not be able to break `tp` for all others."""
+    path = publish(folder)
+    record = {**asdict(record_of(path)), **changed}
+    path.with_name(f"{path.name}.json").write_text(json.dumps(record))
+    assert folder.find(DIGEST, "sif") is None and list(folder.images()) == []
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["fifo", "device", "deep", "huge"])
+def test_a_record_that_cannot_be_read_to_its_end_stops_nobody(folder: ImageFolder, kind: str) -> None:
+    path = publish(folder)
+    record = path.with_name(f"{path.name}.json")
+    record.unlink()
+    if kind == "fifo":
+        os.mkfifo(record)
+    elif kind == "device":
+        record.symlink_to("/dev/zero")
+    else:
+        record.write_text("[" * 200_000 if kind == "deep" else '"' + "x" * (2 << 20) + '"')
+    assert folder.find(DIGEST, "sif") is None and list(folder.images()) == []
+
+
 def test_a_file_under_another_ones_name_is_not_believed(folder: ImageFolder) -> None:
     path = publish(folder)
     other = folder.path / file_name(INDEX, "sif")

@@ -559,6 +559,41 @@ def test_an_image_that_only_a_login_may_read_never_lies_in_the_shared_folder(
     assert shared.path.parent == lab.shared
 
 
+def test_what_cannot_come_to_lie_in_the_shared_folder_is_not_shared_in_silence(
+    stub: Stub, lab: ImageLab
+) -> None:
+    name = stub.add(image_of(1000), "v1")
+    with pytest.raises(UsageError, match="this site has no folder of images for all"):
+        lab.pull(f"{name}:v1", share=True)
+    own = lab.pull(f"{name}:v1")
+    lab.shared = lab.base / "shared"
+    lab.shared.mkdir()
+    with pytest.raises(UsageError, match="the image is there already") as error:
+        lab.pull(f"{name}:v1", share=True)
+    assert f"tp image rm {own.path.name}" in str(error.value)
+
+
+def test_a_strangers_broken_file_in_the_shared_folder_keeps_nobody_from_the_image(
+    stub: Stub, lab: ImageLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the sticky bit nobody else can take it away, and the whole work would be for nothing."""
+    lab.shared = lab.base / "shared"
+    lab.shared.mkdir(mode=0o1777)
+    image = image_of(1000)
+    name = stub.add(image, "v1")
+    broken = lab.shared / f"{image.digest.replace(':', '-')}.sif"
+    broken.write_bytes(b"cut short")
+    os.chown(broken, 64999, 64999)
+    assert lab.pull(f"{name}:v1").path.parent == lab.shared, "root may take it away"
+    broken.unlink()
+    broken.write_bytes(b"cut short")
+    monkeypatch.setattr(os, "geteuid", lambda: 64999)
+    folder = ImageFolder(lab.shared, is_shared=True)
+    assert folder.is_taken(image.digest, "sif"), "here the stranger is root"
+    monkeypatch.setattr(ImageFolder, "is_writable", lambda self: True)
+    assert lab.freeze(f"{name}:v1").path.parent == lab.folder
+
+
 def test_an_image_that_everybody_may_read_lies_in_the_shared_folder_though_a_login_was_used(
     stub: Stub, lab: ImageLab
 ) -> None:

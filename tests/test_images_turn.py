@@ -123,6 +123,34 @@ def test_a_mark_that_cannot_be_read_lives_as_long_as_it_is_touched(folder: Path,
         assert mine
 
 
+def test_a_mark_that_is_a_fifo_is_waited_for_by_nobody(folder: Path) -> None:
+    mark = plant(folder, stranger())
+    (mark / "owner.json").unlink()
+    os.mkfifo(mark / "owner.json")
+    os.utime(mark / "owner.json", (1, 1))
+    with turn(folder, NAME, "alice", never, quiet) as mine:
+        assert mine
+
+
+def test_a_strangers_process_that_proc_hides_lives_as_long_as_its_mark_is_touched(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Login hosts often mount /proc with hidepid: what is not seen there may live."""
+
+    def refused(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(module.os, "kill", refused)
+    hidden = replace(this_process("bob"), pid=2**22 + 1, pid_start=1)  # above any pid_max: /proc has none
+    mark = plant(folder, hidden)
+    looks: list[object] = []
+    with turn(folder, NAME, "alice", lambda: len(looks) > 3, looks.append) as mine:
+        assert not mine
+    os.utime(mark / "owner.json", (1, 1))
+    with turn(folder, NAME, "alice", never, quiet) as mine:
+        assert mine
+
+
 def test_the_mark_is_touched_while_the_turn_lasts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BEAT_S", 0.05)
     with turn(folder, NAME, "alice", never, quiet):

@@ -71,5 +71,10 @@ def test_the_end_of_an_attempt_reads_no_job(kernel: Path) -> None:
     assert not names & {"tuneplane.spec", "tuneplane.containers", "subprocess", "socket", "ctypes"}
 
 
+def test_a_node_that_starts_well_does_not_load_the_questions_to_an_image(kernel: Path) -> None:
+    names = loaded(kernel, "tuneplane.node.main", "tuneplane.node.agent")
+    assert "tuneplane.node.early" in names and "tuneplane.containers.probe" not in names
+
+
 def test_a_node_asks_no_network_for_its_address_again(kernel: Path) -> None:
     assert "tuneplane.node.address" not in loaded(kernel, "tuneplane.node.main", "tuneplane.node.agent")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tuneplane.containers import NEVER_RUN_HERE, SIF, Container, form_faults, la
 from tuneplane.containers.probe import FAIL, OK, Answer, Finding, judge, probe_argv, read_answer
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import write_atomic
+from tuneplane.kernel.process import members
 from tuneplane.recipes.recipe import Recipe
 from tuneplane.site import ContainerRuntime
 
@@ -134,23 +137,31 @@ def _start(
         for name, text in started.files.items():
             write_atomic(Path(name), text, 0o600)
         try:
-            done = subprocess.run(
+            process = subprocess.Popen(
                 started.argv,
                 env=started.environ,
                 cwd=started.cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                timeout=START_S,
-                check=False,
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired as late:
-            said = (late.stdout or b"").decode("utf-8", "replace")
-            return f"{said}\nit did not answer within {START_S:.0f} s", 124
         except OSError as error:
             what = f"{started.argv[0]} cannot be started: {error.strerror}"
             raise OperationError(Fault(what, "cluster.container.binary")) from None
-        return done.stdout.decode("utf-8", "replace"), done.returncode
+        try:
+            said, _ = process.communicate(timeout=START_S)
+        except subprocess.TimeoutExpired as late:
+            text = (late.stdout or b"").decode("utf-8", "replace")
+            return f"{text}\nit did not answer within {START_S:.0f} s", 124
+        finally:
+            # Of an image that hangs, or that the user has no patience with, nothing is to go on.
+            # By the session: what serves the image's files has a process group of its own.
+            for pid in members(process.pid):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            process.wait()
+        return said.decode("utf-8", "replace"), process.returncode
 
 
 def _not_started(said: str, code: int) -> Finding:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,9 @@ END_S = 30.0
 """How long Slurm may take to end the step of a job that is given up."""
 
 LAST_LINES = 6
+
+_TASK_ENDED = re.compile(r"srun: error: \S+: task \d+: Exited with exit code")
+"""srun's own line about a step whose program said why it ended."""
 
 
 def job_argv(options: Sequence[str], image: str, profile: str, *, share: bool) -> list[str]:
@@ -70,8 +74,7 @@ def pull_by_job(
     out.join()
     lines.join()
     if process.returncode != 0:
-        said = [line.removeprefix("tp: ") for line in lines.lines if line.strip()][-LAST_LINES:]
-        raise OperationError(Fault(f"the job that prepares the image failed: {' / '.join(said)}", "srun"))
+        raise OperationError(_failure(lines.lines))
     return _made("".join(out.lines))
 
 
@@ -88,6 +91,15 @@ class _Reader(threading.Thread):
         for line in self.pipe:
             self.lines.append(line)
             self.last = line.strip()
+
+
+def _failure(lines: Sequence[str]) -> Fault:
+    """What `tp` in the job, or else srun, said on standard error, as one fault with its remedy."""
+    said = [text for line in lines if (text := line.strip()) and not _TASK_ENDED.match(text)][-LAST_LINES:]
+    facts = [text.removeprefix("tp: ") for text in said if not text.startswith("→ ")]
+    remedies = [text.removeprefix("→ ") for text in said if text.startswith("→ ")]
+    what = f"the job that prepares the image failed: {' / '.join(facts) or 'it said nothing'}"
+    return Fault(what, "srun", "; ".join(remedies))
 
 
 def _made(text: str) -> Made:

@@ -17,7 +17,7 @@ from tuneplane.images import (
     choose_image,
     resolve_image,
 )
-from tuneplane.images.choice import FLAG
+from tuneplane.images.choice import ARGUMENT
 from tuneplane.images.folder import SIF, SQSH, ImageFolder
 from tuneplane.images.manifest import own_architecture
 from tuneplane.images.place import Builder, Place, default_scratch
@@ -97,7 +97,7 @@ def named_image(
     """
     rules = image_rules(config.site, environ)
     place = image_place(config, current_user(), environ, here=here)
-    chosen = resolve_image(Choice(image, FLAG), rules, place, environ, cache, progress)
+    chosen = resolve_image(Choice(image, ARGUMENT), rules, place, environ, cache, progress)
     remember_root(Path(config.cluster.storage_root).expanduser())
     return chosen
 

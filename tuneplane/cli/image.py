@@ -6,6 +6,7 @@ import os
 import pwd
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,8 @@ def pull_command(image: str, profile: str, share: bool, here: bool, as_json: boo
     from tuneplane.runimage import named_image
 
     if is_local(image):
-        raise UsageError(Fault(f"image {image!r} is a file already", "IMAGE", f"tp submit … --image {image}"))
+        what = f"image {image!r} is the name of a file, which is started as it is"
+        raise UsageError(Fault(what, "IMAGE", "say it to tp submit; for a registry's image: HOST/NAME:TAG"))
     composed = compose_here(profile)
     progress = image_progress()
     chosen = named_image(image, composed.config, os.environ, cache_folder(), progress, here=here)
@@ -136,15 +138,15 @@ def rm_command(images: tuple[str, ...], profile: str | None, force: bool) -> Non
 def _removal_faults(
     folder: ImageFolder, image: Prepared, held: Mapping[Path, list[str]], force: bool
 ) -> list[Fault]:
-    """Why an image is not to be removed. held: image file → runs of this user's that have not ended."""
+    """Why an image is not to be removed. held: see `images_in_use`."""
     name = _name(image)
     if os.geteuid() not in (image.owner, 0):
         return [Fault(f"{name} at {image.path} belongs to {_user(image.owner)}", "IMAGES", "ask there")]
     if force:
         return []
     found = []
-    if image.path in held:
-        runs = ", ".join(held[image.path][:3])
+    runs = ", ".join(held.get(_real(image), [])[:3])
+    if runs:
         found.append(Fault(f"{name} is started by {runs}", "IMAGES", "wait for it, stop it, or say --force"))
     now = time.time()
     # Runs of others cannot be looked at; their marks can.
@@ -180,7 +182,7 @@ def gc_command(profile: str | None, days: int, yes: bool, as_json: bool) -> int:
         return Exit.DONE
     for path in paths:
         click.echo(path)
-    verb = "freed" if yes else "to be freed: tp image gc --yes"
+    verb = "freed" if yes else "to be freed: say the same with --yes"
     click.echo(f"{size(freed)} {verb}" if paths else "nothing to remove")
     return Exit.DONE
 
@@ -196,7 +198,15 @@ def _folders(profile: str | None) -> list[ImageFolder]:
         return image_folders(config.site, config.cluster)
     site = compose_here("local").config.site
     shared = [ImageFolder(Path(site.image_cache), is_shared=True)] if site.image_cache else []
-    return [*shared, *(ImageFolder(root / "images") for root in storage_roots())]
+    own = [ImageFolder(root / "images") for root in storage_roots()]
+    folders: dict[str, ImageFolder] = {}
+    for folder in (*shared, *own):  # two storage roots may lead to one
+        folders.setdefault(os.path.realpath(folder.path), folder)
+    return list(folders.values())
+
+
+def _real(image: Prepared) -> Path:
+    return Path(os.path.realpath(image.path))
 
 
 def _user(uid: int) -> str:
@@ -212,11 +222,16 @@ def _name(image: Prepared) -> str:
 
 def _means(text: str, image: Prepared) -> bool:
     """Whether a user means this image: its name, its digest or a beginning of it, its file."""
+    from tuneplane.images.reference import parse_reference
+
     record = image.record
     digests = [digest for digest in (record.manifest, record.index) if digest]
     names = [*record.tags, *(f"{record.repository}@{digest}" for digest in digests)]
-    if text in (*names, str(image.path), image.path.name):
+    if text in (*names, image.path.name) or os.path.realpath(text) == os.path.realpath(image.path):
         return True
+    with suppress(UsageError):
+        if str(parse_reference(text)) in names:  # docker:// before it, or without a tag
+            return True
     hexadecimal = text.removeprefix("sha256:")
     return len(hexadecimal) >= 6 and any(d.removeprefix("sha256:").startswith(hexadecimal) for d in digests)
 

@@ -14,6 +14,9 @@ FLAG, SITE_DEFAULT, RUNTIME_REGISTRY, CATALOG_PIN = (
     "catalog pin",
 )
 
+ARGUMENT = "IMAGE"
+"""Of a command that names an image itself, `tp image pull IMAGE`: no run's choice, and judged like `--image`."""
+
 USER_MANAGED = "user-managed"
 EVERY_METHOD = "*"
 
@@ -22,7 +25,7 @@ _GIVE = "give a registry's image, HOST/NAME:TAG, or the path of a .sif or .sqsh 
 
 @dataclass(frozen=True)
 class Choice:
-    """An image as somebody wrote it, and who did: one of the four constants above."""
+    """An image as somebody wrote it, and who did: one of the constants above."""
 
     image: str
     source: str

@@ -13,17 +13,20 @@ folder which several users may write (mode 1777) needs no folders of anybody's i
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import stat
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
+from tuneplane.images.notes import read_note
 from tuneplane.kernel.errors import Fault, OperationError
-from tuneplane.kernel.files import read_json, write_json
+from tuneplane.kernel.files import write_json
 
 SIF, SQSH = "sif", "sqsh"
 FORMS = (SIF, SQSH)
@@ -165,6 +168,20 @@ class ImageFolder:
             place, os.W_OK | os.X_OK, effective_ids=True
         )
 
+    def is_taken(self, manifest_digest: str, form: str) -> bool:
+        """Whether a stranger has something under the names of this image that is no image (`find`).
+
+        In a shared folder nobody can take it away but its owner: one that was cut short, or touched afterwards.
+        """
+        file = self.file(manifest_digest, form)
+        if not self.is_shared or os.geteuid() == 0 or self._read(file) is not None:
+            return False
+        for path in (file, self._record(file), self.work(file.name)):
+            with suppress(OSError):
+                if path.lstat().st_uid != os.geteuid():
+                    return True
+        return False
+
     def make(self) -> None:
         """Make the folder where it is missing. Raises OperationError."""
         try:
@@ -238,9 +255,8 @@ class ImageFolder:
     def _read(self, file: Path) -> Prepared | None:
         try:
             status = file.lstat()
-            value = read_json(self._record(file))
-            record = Record(**{item.name: value[item.name] for item in fields(Record)})
-        except (OSError, ValueError, TypeError, KeyError):
+            record = _record_of(read_note(self._record(file)))
+        except (OSError, ValueError, KeyError):
             return None
         whole = (
             stat.S_ISREG(status.st_mode)
@@ -254,6 +270,40 @@ class ImageFolder:
     def _used_at(self, file: Path) -> float:
         prefix = f".{file.name}.used."
         return max((_touched(self.path / n) for n in self._names() if n.startswith(prefix)), default=0.0)
+
+
+def _record_of(value: dict[str, Any]) -> Record:
+    """Checked field by field: another user may have written it. Raises KeyError, ValueError."""
+
+    def text(name: str) -> str:
+        found = value[name]
+        if not isinstance(found, str):
+            raise ValueError(name)
+        return found
+
+    def number(name: str) -> float:
+        found = value[name]
+        if not isinstance(found, (int, float)) or isinstance(found, bool) or not math.isfinite(found):
+            raise ValueError(name)
+        return found
+
+    tags = value["tags"]
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise ValueError("tags")
+    return Record(
+        manifest=text("manifest"),
+        index=text("index"),
+        repository=text("repository"),
+        tags=tags,
+        architecture=text("architecture"),
+        form=text("form"),
+        sha256=text("sha256"),
+        size_bytes=int(number("size_bytes")),
+        modified_s=int(number("modified_s")),
+        made_at=number("made_at"),
+        made_by=text("made_by"),
+        made_with=text("made_with"),
+    )
 
 
 def _touched(path: Path) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuneplane.images.choice import FLAG, Choice
+from tuneplane.images.choice import ARGUMENT, FLAG, Choice
 from tuneplane.images.local import ImageFile, inspect, is_local, read_sha256
 from tuneplane.images.progress import Progress, silent
 from tuneplane.images.reference import parse_reference
@@ -171,7 +171,7 @@ def _of_registry(image: PreparedImage, prepared: Prepared) -> PreparedImage:
 
 
 def _inspect(choice: Choice, rules: Rules) -> ImageFile | list[Fault]:
-    if choice.source != FLAG and not choice.image.startswith(("/", "~")):
+    if choice.source not in (FLAG, ARGUMENT) and not choice.image.startswith(("/", "~")):
         # A path in a configuration has no working directory to be relative to.
         return [Fault(f"image {choice.image!r} is not an absolute path", choice.source)]
     return inspect(

@@ -33,7 +33,7 @@ from tuneplane.images.place import Place
 from tuneplane.images.progress import Progress, silent
 from tuneplane.images.reference import Reference
 from tuneplane.images.transport import CannotAsk
-from tuneplane.images.turn import Owner, turn
+from tuneplane.images.turn import Owner, owner_of, turn
 from tuneplane.kernel.digests import sha256_bytes
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import write_json
@@ -93,17 +93,15 @@ def freeze(
 def fetch(frozen: Frozen, place: Place, progress: Progress = silent, *, share: bool = False) -> Prepared:
     """The file of a frozen image, fetched and converted where there is none. Raises OperationError.
 
-    share: put it into the site's folder even if only a login can read it in the registry.
+    share: put it into the site's folder even if only a login can read it in the registry; UsageError where
+    it cannot come to lie there.
     """
+    shared = _shared_folder(frozen, place) if share else None
     if frozen.prepared is not None:
         ImageFolder(frozen.prepared.path.parent).note_use(frozen.prepared.path)
         return frozen.prepared
-    assert frozen.folder is not None
-    folder = (
-        next((f for f in place.folders if f.is_shared and f.is_writable()), frozen.folder)
-        if share
-        else frozen.folder
-    )
+    folder = shared or frozen.folder
+    assert folder is not None
     folder.make()
     name = file_name(frozen.manifest, place.builder.form)
 
@@ -122,6 +120,23 @@ def fetch(frozen: Frozen, place: Place, progress: Progress = silent, *, share: b
         raise OperationError(Fault(what, str(folder.path / name), "try again"))
     folder.note_use(image.path)
     return image
+
+
+def _shared_folder(frozen: Frozen, place: Place) -> ImageFolder:
+    """The site's folder, for an image that is to lie there. Raises UsageError where it cannot."""
+    shared = next((folder for folder in place.folders if folder.is_shared), None)
+    there = frozen.prepared.path if frozen.prepared else None
+    if shared is None:
+        raise UsageError(
+            Fault("this site has no folder of images for all", "--share", "see site.image_cache")
+        )
+    if there is not None and there.parent != shared.path:
+        what = f"the image is there already, as {there}"
+        raise UsageError(Fault(what, "--share", f"tp image rm {there.name}, then pull it again with --share"))
+    if there is None and not shared.is_writable():
+        what = f"the site's folder of images, {shared.path}, is not yours to write"
+        raise UsageError(Fault(what, "--share", "ask whoever owns it to pull the image"))
+    return shared
 
 
 def _ask(registry: Registry, digest: str | None, place: Place) -> Frozen:
@@ -148,7 +163,7 @@ def _ask(registry: Registry, digest: str | None, place: Place) -> Frozen:
     prepared = _by_digest(manifest, place)
     if prepared is not None:
         return Frozen(reference, whole, manifest, prepared.path, prepared)
-    folder = _target(registry, whole, place)
+    folder = _target(registry, whole, manifest, place)
     path = folder.file(manifest, place.builder.form)
     if place.elsewhere is not None:  # which has other programs and disks
         return Frozen(reference, whole, manifest, path, None, folder, (), parsed, registry)
@@ -246,10 +261,15 @@ def _is_trusted(folder: ImageFolder, image: Prepared) -> bool:
     )
 
 
-def _target(registry: Registry, digest: str, place: Place) -> ImageFolder:
+def _target(registry: Registry, digest: str, manifest: str, place: Place) -> ImageFolder:
     """The folder for a new image: never a shared one for what only this user's login may read."""
     for folder in place.folders:
-        if folder.is_writable() and not (
+        if not folder.is_writable():
+            continue
+        name = file_name(manifest, place.builder.form)
+        if folder.is_taken(manifest, place.builder.form) and owner_of(folder.path, name) is None:
+            continue
+        if not (
             folder.is_shared and registry.used_login and not _is_public(registry.reference, digest, place)
         ):
             return folder

@@ -18,11 +18,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tuneplane.images.notes import read_note
 from tuneplane.kernel.errors import Fault, OperationError
-from tuneplane.kernel.files import read_json, write_json
+from tuneplane.kernel.files import write_json
 from tuneplane.kernel.process import is_alive, start_ticks
 
 BEAT_S = 5.0
@@ -195,16 +196,28 @@ def _latest(folder: Path, name: str) -> int:
 
 def _read(mark: Path) -> Owner | None:
     try:
-        value = read_json(mark / "owner.json")
-        return Owner(**{field.name: value[field.name] for field in fields(Owner)})
-    except (OSError, ValueError, TypeError, KeyError):
+        value = read_note(mark / "owner.json")
+        started = value["pid_start"]
+        return Owner(
+            str(value["user"]),
+            str(value["host"]),
+            int(value["pid"]),
+            None if started is None else int(started),
+            str(value["here"]),
+            float(value["since"]),
+            str(value["claim"]),
+        )
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):
         return None
 
 
 def _lives(folder: Path, name: str, number: int, owner: Owner | None) -> bool:
     """Whether the owner of a mark still builds: by its process where that can be seen, else by its heartbeat."""
     if owner is not None and owner.here == _here():
-        return is_alive(owner.pid, owner.pid_start)
+        if is_alive(owner.pid, owner.pid_start):
+            return True
+        if not _is_hidden(owner.pid):
+            return False
     try:
         seen = (folder / _mark_name(name, number) / "owner.json").stat().st_mtime
     except FileNotFoundError:
@@ -212,6 +225,19 @@ def _lives(folder: Path, name: str, number: int, owner: Owner | None) -> bool:
     except OSError:
         return True
     return _now(folder) - seen < SILENT_S
+
+
+def _is_hidden(pid: int) -> bool:
+    """Whether another user's process has this number and /proc does not show it (proc(5), `hidepid`)."""
+    if pid <= 0 or os.access(f"/proc/{pid}/stat", os.R_OK):
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
 
 
 def _now(folder: Path) -> float:

@@ -17,6 +17,12 @@ def is_alive(pid: int, ticks: int | None = None) -> bool:
     return bool(fields) and fields[0] not in "ZX" and (ticks is None or int(fields[19]) == ticks)
 
 
+def members(session: int) -> list[int]:
+    """The processes of a session, zombies too (proc(5), stat field 6)."""
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if (fields := _stat(pid)) and int(fields[3]) == session]
+
+
 def _stat(pid: int) -> list[str]:
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

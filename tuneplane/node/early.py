@@ -12,7 +12,6 @@ import time
 
 from tuneplane import __version__
 from tuneplane.containers import Launch
-from tuneplane.containers.probe import UNCHECKED, judge, probe_argv, read_answer
 from tuneplane.node.process import descendants, reap, signal_all
 from tuneplane.node.scratch import Scratch
 from tuneplane.node.signals import Signals
@@ -29,7 +28,10 @@ STOP_S = 2.0
 
 def explain(spec: Spec, started: Launch, scratch: Scratch, signals: Signals) -> list[str]:
     """Lines for the log; none where the image gives no answer in time, or the agent is told to end."""
-    answer = read_answer(_ask(started, scratch, signals))
+    # Late: a node that starts well never needs it, and each import delays the user's program.
+    from tuneplane.containers.probe import UNCHECKED, judge, probe_argv, read_answer
+
+    answer = read_answer(_ask([*started.enter, *probe_argv()], started, scratch, signals))
     if answer is None:
         return []
     findings = judge(
@@ -42,12 +44,12 @@ def explain(spec: Spec, started: Launch, scratch: Scratch, signals: Signals) -> 
     return ["the command failed at once; what its image has:", *shown]
 
 
-def _ask(started: Launch, scratch: Scratch, signals: Signals) -> str:
+def _ask(argv: list[str], started: Launch, scratch: Scratch, signals: Signals) -> str:
     output = scratch.runtime / "probe"
     deadline = time.monotonic() + ASK_S
     with output.open("wb") as file:
         process = subprocess.Popen(
-            [*started.enter, *probe_argv()],
+            argv,
             env=started.environ,
             cwd=started.cwd,
             stdin=subprocess.DEVNULL,

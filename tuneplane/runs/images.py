@@ -19,7 +19,7 @@ from tuneplane.spec import read
 
 
 def images_in_use() -> dict[Path, list[str]]:
-    """Image file → ids of this user's runs that have not ended and start it.
+    """Image file, links resolved → ids of this user's runs that have not ended and start it.
 
     A run that was prepared and not submitted counts: its script names the file. So does one that is paused, or
     whose restart is still to be carried out.
@@ -32,7 +32,7 @@ def images_in_use() -> dict[Path, list[str]]:
         except (OSError, TunePlaneError):
             continue
         if image is not None:
-            starting[run.run_id] = (run, Path(image.path))
+            starting[run.run_id] = (run, Path(os.path.realpath(image.path)))
     for state in read_states(run for run, _ in starting.values()):
         if not state.is_final or state.state == "PAUSED" or state.pending_restart:
             found.setdefault(starting[state.run_id][1], []).append(state.run_id)
@@ -52,7 +52,9 @@ def unused_images(
         (folder, image)
         for folder in folders
         for image in folder.images()
-        if image.owner == me and image.path not in held and now - image.used_at >= older_s
+        if image.owner == me
+        and Path(os.path.realpath(image.path)) not in held
+        and now - image.used_at >= older_s
     ]
     left = [
         item
