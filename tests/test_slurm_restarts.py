@@ -146,6 +146,7 @@ class Chains:
     catches: Run  # knows nothing of the marker either, but catches USR1, and opted in
     element: Run  # of an array, the first; it saves
     sibling: Run  # of the same array, with more time
+    orphaned: Run  # its batch script and whoever ends it are killed just before they would requeue it
 
 
 def array_of_two(testbed: Testbed) -> list[Run]:
@@ -155,12 +156,35 @@ def array_of_two(testbed: Testbed) -> list[Run]:
     scripts = " ".join(shlex.quote(str(run.folder / "job.sbatch")) for run in runs)
     text = f'#!/bin/bash\nscripts=({scripts})\nexec /bin/bash "${{scripts[$SLURM_ARRAY_TASK_ID]}}"\n'
     labs[0].write(str(labs[0].base / "array.sh"), text)
-    options = ["--array=0-1", "--gpus-per-node=h200:1", "--export=NONE", "--time=30", "--signal=B:USR2@60"]
-    words = ["sbatch", "--parsable", "--requeue", *options, str(labs[0].base / "array.sh")]
+    options = ["--array=0-1", "--gpus-per-node=h200:1", "--cpus-per-task=8", "--export=NONE"]
+    options += ["--time=30", "--signal=B:USR2@60", "--requeue"]
+    words = ["sbatch", "--parsable", *options, str(labs[0].base / "array.sh")]
     array = labs[0].sh(words, cwd=str(labs[0].base)).stdout.strip()
     runs[0].wait("RUNNING")
     labs[0].sh(["scontrol", "update", f"JobId={array}_0", "TimeLimit=2"])
     return runs
+
+
+KILLER = """#!/bin/bash
+if [[ $1 = requeue && ! -e {flag} ]]; then
+  touch {flag}
+  shell=$(ps -o ppid= -p $PPID)
+  while [[ $(ps -o comm= -p $shell) = python3 ]]; do shell=$(ps -o ppid= -p $shell); done
+  kill -KILL $shell $PPID
+  sleep 5
+fi
+exec /usr/bin/scontrol "$@"
+"""
+
+
+def orphaned(testbed: Testbed) -> Run:
+    """A run on nodes whose `scontrol` kills, once, whoever is about to requeue a job, and the shell above."""
+    lab = make_lab(testbed, 300, 0.25, 0)
+    killer = str(lab.base / "bin" / "scontrol")
+    lab.write(killer, KILLER.format(flag=lab.base / "killed"))
+    lab.sh(["chmod", "755", killer])
+    lab.own_user_config("cluster/h200-bare.yaml", f"path: {lab.base}/bin:/usr/local/bin:/usr/bin:/bin\n")
+    return lab.submit("h200-bare", *ONE_GPU, "--time", "2")
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +200,7 @@ def chains(testbed: Testbed) -> Iterator[Chains]:
             lab = make_lab(testbed, steps, 0.25, every, words)
             runs.append(lab.submit("h200-bare", *ONE_GPU, "--time", "2", *more))
         runs += array_of_two(testbed)
+        runs.append(orphaned(testbed))
         yield Chains(*runs)
         for run in runs:
             run.tp("stop", check=False)
@@ -225,6 +250,19 @@ def test_an_element_of_an_array_goes_on_and_leaves_its_sibling_alone(chains: Cha
     assert (sibling["state"], sibling["attempts"]) == ("RUNNING", 1)
     noted = [step.number for step in steps(chains.sibling)]
     assert noted == list(range(1, len(noted) + 1))
+
+
+def test_a_restart_that_was_lost_with_its_batch_script_is_told_and_carried_out(chains: Chains) -> None:
+    run = chains.orphaned
+    run.wait_for((run.folder / "attempts/0/restart.json").exists, "no intent", 150)
+    run.wait_for((run.lab.base / "killed").exists, "nobody was killed", 30)
+    status = run.wait(timeout_s=60)
+    assert status["attempts"] == 1
+    assert status["pending_restart"] == "walltime", status
+    assert f"tp job resume {run.run_id}" in run.tp("status").stdout
+    run.tp("resume")
+    assert run.wait("COMPLETED", timeout_s=120)["attempts"] == 2
+    assert [step for step, _ in steps_of(run)] == list(range(1, 301))
 
 
 def test_a_run_that_makes_no_progress_is_not_started_again(chains: Chains) -> None:
@@ -278,8 +316,9 @@ def test_a_node_that_is_cut_off_ends_the_attempt_and_the_next_avoids_it(testbed_
         run.wait_for(lambda: steps(run, 0, attempt=1), "attempt 1 does not train")
         for rank in range(3):
             assert steps(run, rank)[-1].at < again["started_at"], "two attempts were alive"
-        agents = testbed_alone.node_exec(hosts[2], ["pgrep", "-f", str(run.folder)], check=False).stdout
-        assert agents == "", "the node that is cut off still has processes of the run"
+        ranks = f"/work/experiments/{lab.experiment}/"
+        left = testbed_alone.node_exec(hosts[2], ["pgrep", "-af", ranks], check=False).stdout
+        assert left == "", "the node that is cut off still trains"
         record = json.loads(run.read("attempts/0/node-2.json"))
         assert record["fenced"] and hosts[0] in record["reason"] and "silent" in record["reason"]
     run.tp("stop")
