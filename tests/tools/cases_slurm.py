@@ -161,7 +161,7 @@ def memory(b: Bed) -> str:
     "slurm-preempted",
     "preempted",
     "a job of a higher partition took the nodes; it waits to start again",
-    says="waits to start again by itself",
+    says="attempt 1 starts by itself, and waits in the queue",
 )
 def preempted(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
@@ -276,6 +276,15 @@ def agent_killed(b: Bed) -> str:
     pids = b.bed.node_exec(last, ["pgrep", "-f", "kernel.pyz node"]).stdout.split()
     b.bed.node_exec(last, ["kill", "-KILL", *pids])
     return b.wait(run, "FAILED", "CANCELLED", "NODE_FAIL")
+
+
+@case("slurm-saving", "saving", "asked to save by Slurm's signal, and still at it", near=("healthy",))
+def saving(b: Bed) -> str:
+    b.train("echo step 1\nsleep 300")
+    run = b.wait(b.submit(), "RUNNING", log="step 1")
+    b.lab.sh(["scancel", "--batch", "--signal=USR2", b.job_id(run)])
+    time.sleep(3)
+    return run
 
 
 # --- how nodes and ranks fail ---

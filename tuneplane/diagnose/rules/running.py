@@ -6,6 +6,7 @@ import re
 
 from tuneplane.diagnose.evidence import Evidence, Process
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
+from tuneplane.diagnose.rules.interrupted import HAPPENED
 from tuneplane.diagnose.rules.told import last_lines, seconds
 from tuneplane.diagnose.silence import QUIET_S, silence_s
 
@@ -238,12 +239,20 @@ def healthy(evidence: Evidence) -> Finding | None:
     ages = [log.age_s for log in evidence.logs]
     return Finding(
         "healthy",
-        f"nothing is wrong that can be seen: it runs on {_nodes(evidence)}"
+        f"nothing is wrong that can be seen: it runs on {_nodes(evidence)}{_since(evidence)}"
         + (f", printed its last line {seconds(min(ages))} ago" if ages else "")
         + points,
         "",
-        evidence=_tail(evidence)[-1:],
+        evidence=(*_tail(evidence)[-1:], *evidence.earlier_ends[-3:]),
     )
+
+
+def _since(evidence: Evidence) -> str:
+    """As which attempt, where it started again by itself."""
+    if evidence.attempt is None or not evidence.follows:
+        return ""
+    happened = HAPPENED.get(evidence.follows, "ended")
+    return f" as attempt {evidence.attempt}, since attempt {evidence.attempt - 1} {happened}"
 
 
 def _nodes(evidence: Evidence) -> str:
