@@ -460,6 +460,30 @@ def image_broken(b: Bed) -> str:
     return b.wait(b.lab.submit("h200:1", image=image).run_id, "FAILED")
 
 
+@case(
+    "slurm-image-missing", "image-missing", "an image that was removed while the run waited", says="removed"
+)
+def image_missing(b: Bed) -> str:
+    return image_meddled(b, "rm")
+
+
+@case("slurm-image-changed", "image-changed", "an image that was built anew while the run waited")
+def image_changed(b: Bed) -> str:
+    return image_meddled(b, "touch", "-d", "1 hour ago")
+
+
+def image_meddled(b: Bed, *argv: str) -> str:
+    """A run that is held while `argv` meets its image, and let go then."""
+    b.train("echo trained")
+    image = b.bed.home() / "mine.sif"
+    b.lab.sh(["cp", str(b.bed.image), str(image)])
+    b.config("cluster:\n  slurm:\n    extra_directives:\n      hold: ''\n")
+    run = b.lab.submit("h200:1", image=image).run_id
+    b.lab.sh([*argv, str(image)])
+    b.lab.sh(["scontrol", "release", b.job_id(run)])
+    return b.wait(run, "FAILED")
+
+
 @case("slurm-runtime-missing", "runtime-missing", "a container runtime that is not on the node")
 def runtime_missing(b: Bed) -> str:
     b.config("cluster:\n  container:\n    binary: /opt/apptainer/bin/apptainer\n")

@@ -108,6 +108,7 @@ class Job:
     python: str
     scratch: str
     image: str = ""
+    image_there: bool = True  # as this machine sees it
     memory_per_node: str = ""
     partition: str = ""
     account: str = ""

@@ -5,6 +5,7 @@ Whatever cannot be looked at is noted and passed over: half of the evidence is b
 
 from __future__ import annotations
 
+import os
 import re
 import tarfile
 import time
@@ -272,6 +273,7 @@ def _nodes(attempt: AttemptFolder, now: float) -> tuple[Node, ...]:
 def _job(job: JobSpec) -> Job:
     spec = job.spec
     slurm = spec.slurm
+    image = spec.container.image.path if spec.container.image else ""
     data = [
         f"{name}={value}"
         for name, value in sorted(spec.node.environment.items())
@@ -289,7 +291,8 @@ def _job(job: JobSpec) -> Job:
         runtime=spec.container.runtime,
         python=spec.node.python,
         scratch=spec.node.scratch,
-        image=spec.container.image.path if spec.container.image else "",
+        image=image,
+        image_there=not image or os.path.exists(image),  # noqa: PTH110
         memory_per_node=spec.resources.memory_per_node or "",
         partition=(slurm.partition if slurm else None) or "",
         account=(slurm.account if slurm else None) or "",

@@ -7,6 +7,9 @@ from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, POSSIBLE, Finding
 from tuneplane.diagnose.rules.told import image_lines, last_lines, lines_of, on, place, shortly
 
+OURS = "tuneplane: "
+"""Lines of the agent in a node's log."""
+
 OWN = ("FAILED", "LOST", "CANCELLED")
 
 
@@ -86,11 +89,14 @@ def command_failed(evidence: Evidence) -> Finding | None:
         return None
     several = len(evidence.nodes) > 1
     where = f" on node {found.node.rank} ({found.host})" if several else ""
+    last = next(
+        (line for line in reversed(found.log.tail if found.log else ()) if not line.startswith(OURS)), ""
+    )
+    said = f"; the last it printed: {shortly(last)}" if last else ", and it printed nothing"
+    ended = f"the command ended with exit code {code}" if code < 128 else found.node.reason
     return Finding(
         "command-failed",
-        f"the command ended with exit code {code}{where}, and its last lines do not say why"
-        if code < 128
-        else f"{found.node.reason}{where}",
+        f"{ended}{where}{said}",
         "`set -x` in train.sh shows the line that fails; the whole log: tp job logs RUN",
         evidence=(*last_lines(found.log, 6), *image_lines(found.log)),
         certainty=LIKELY,

@@ -61,7 +61,7 @@ def still_loading(evidence: Evidence) -> Finding | None:
         if mark is not None and mark.last in log.tail[-3:]:
             return Finding(
                 "still-loading",
-                "there are no points yet because weights or data are still downloading or loading",
+                "it runs, and there are no points yet because weights or data are still downloading or loading",
                 "wait; where compute nodes download slowly or not at all, fetch them on the login"
                 " node beforehand into"
                 " HF_HOME",
@@ -84,7 +84,8 @@ def no_log_call(evidence: Evidence) -> Finding | None:
         return _imports_without_points(evidence)
     return Finding(
         "no-log-call",
-        "it prints and reports no points: no file of the experiment names tuneplane.report or its callback",
+        "it runs well as far as can be seen, and reports no points: no file of the experiment names"
+        " tuneplane.report or its callback",
         "call log({...}, step=…) of tuneplane.report in the training loop, or give the trainer"
         " TunePlaneCallback();"
         " nothing is read out of what is printed",
@@ -97,7 +98,7 @@ def _imports_without_points(evidence: Evidence) -> Finding:
     names = ", ".join((evidence.written.reports or evidence.written.imports)[:3])
     return Finding(
         "no-points-yet",
-        f"it has reported no points yet, though {names} names tuneplane",
+        f"it runs well as far as can be seen, and has reported no points yet, though {names} names tuneplane",
         "the first log() may still be to come; only rank 0 reports; an import within `try` fails"
         " silently where the image"
         " has no tuneplane",
@@ -126,7 +127,7 @@ def completed_without_points(evidence: Evidence) -> Finding | None:
         )
     return Finding(
         "completed-without-points",
-        f"it completed, and reported no points, {why}",
+        f"it completed with exit code 0, and reported no points, {why}",
         remedy,
         evidence=_last(evidence),
         certainty=LIKELY,

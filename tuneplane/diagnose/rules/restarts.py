@@ -38,7 +38,9 @@ def following(evidence: Evidence) -> Following:
             return Following(f"{number} waits to start by itself", f"nothing is to be done: {RESUMES}")
         if words.never:
             return Following(f"{number} waits in the queue: {words.plain}", words.sooner)
-        sooner = f". Sooner: {words.sooner}" if words.sooner else ""
+        sooner = (
+            f". Sooner: {words.sooner}" if words.sooner and not words.sooner.startswith("nothing ") else ""
+        )
         clause = f"{number} starts by itself, and waits in the queue: {words.plain}"
         return Following(clause, f"nothing is to be done: {RESUMES}{sooner}")
     again = f"tp job retry {run} starts it again"

@@ -189,6 +189,48 @@ def mount_missing(evidence: Evidence) -> Finding | None:
     )
 
 
+def image_missing(evidence: Evidence) -> Finding | None:
+    """The image's file was removed since the submit, or the login node alone sees it."""
+    if evidence.state not in ENDED_BADLY:
+        return None
+    found = _find(evidence, r"the image \S.* is not on this node")
+    if found is None:
+        return None
+    image = found[1].partition("the image ")[2].partition(" is not on this node")[0]
+    if evidence.job is not None and evidence.job.image_there:
+        why = "this machine sees it, so its folder is not shared with the node"
+        remedy = (
+            "keep images on storage that every node sees; one of a registry is put there by tp submit itself"
+        )
+    else:
+        why = "it was removed after the submit"
+        remedy = "submit again with an image that is there; keep the images of runs that have not ended"
+    return Finding(
+        "image-missing",
+        f"the image {image} is not on the node: {why}",
+        remedy,
+        evidence=(found[1],),
+        **at(evidence, found[0]),
+    )
+
+
+def image_changed(evidence: Evidence) -> Finding | None:
+    """C27: another file stands where the submitted image was."""
+    if evidence.state not in ENDED_BADLY:
+        return None
+    found = _find(evidence, r"the image \S.* is not the one that was submitted")
+    if found is None:
+        return None
+    image = found[1].partition("the image ")[2].partition(" is not the one")[0]
+    return Finding(
+        "image-changed",
+        f"the image {image} was changed after the submit, so the run was not started",
+        "submit again to run what is there now; give a new image a new name while runs wait for the old one",
+        evidence=(found[1],),
+        **at(evidence, found[0]),
+    )
+
+
 def runtime_missing(evidence: Evidence) -> Finding | None:
     """The container runtime's program, or bash without a container, is not there."""
     if evidence.state not in ENDED_BADLY:
@@ -280,6 +322,8 @@ RULES = (
     storage_not_shared,
     modules_missing,
     mount_missing,
+    image_missing,
+    image_changed,
     runtime_missing,
     container_failed,
     scratch_full,
