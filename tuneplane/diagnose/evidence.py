@@ -224,6 +224,7 @@ class Code:
     reports: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()  # files that import tuneplane in any way
     pythons: tuple[str, ...] = ()
+    crlf: bool = False  # the entrypoint has Windows line endings
     own_modules: tuple[str, ...] = ()  # modules and packages that stand in the lab itself
 
 

@@ -9,7 +9,7 @@ from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
 from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines, lines_of, on, place, seconds, shortly
 
-SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
+SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 _NCCL = re.compile(r"\[?Rank (?P<rank>\d+)\].*collective operation timeout")
 _WAITED = re.compile(r"ran for (\d+) milliseconds")
@@ -136,13 +136,18 @@ def rank_killed(evidence: Evidence) -> Finding | None:
     if evidence.state not in ENDED_BADLY:
         return None
     found = culprit(evidence)
-    if found.ending is None or found.ending >= 0 or found.trace is not None or found.is_victim:
+    if found.ending is None or found.ending >= 0 or found.trace is not None:
+        return None
+    # TERM is a victim's end where another rank failed; here nobody else did.
+    alone = found.ending == -15 and found.node is not None and not found.node.told_to_stop
+    if found.is_victim and not (alone and not found.victims):
         return None
     name = SIGNALS.get(-found.ending, f"signal {-found.ending}")
     return Finding(
         "rank-killed",
         f"{_who(found) if found.rank is not None else 'the command'} was ended by {name}{_host(found)}",
-        "look at the last lines of its log, and at what else ran on that node",
+        "neither TunePlane nor Slurm did that: look at the last lines of its log, and at what else ran on"
+        " that node",
         evidence=lines_of(found),
         certainty=LIKELY,
         **place(found),

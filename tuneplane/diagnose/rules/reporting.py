@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.rules.told import at, last_lines
+from tuneplane.diagnose.rules.told import at, last_lines, shortly, trace_lines
 from tuneplane.diagnose.silence import QUIET_S, silence_s
 
 WELL = ("RUNNING", "COMPLETED")
@@ -107,6 +107,28 @@ def _imports_without_points(evidence: Evidence) -> Finding:
     )
 
 
+def completed_with_exception(evidence: Evidence) -> Finding | None:
+    """Exit code 0, and a traceback among the last words: somebody caught the one or the other."""
+    if evidence.state != "COMPLETED":
+        return None
+    for log in evidence.logs:
+        trace = log.traces[-1] if log.traces else None
+        if trace is None or not any(trace.lines[-1].strip() in line for line in log.tail[-3:]):
+            continue
+        name = trace.kind.rpartition(".")[2]
+        return Finding(
+            "completed-with-exception",
+            f"it completed with exit code 0, though {name} stands at the end of its log"
+            + (f": {shortly(trace.message)}" if trace.message else ""),
+            "where that was a failure, something hides the exit code: `|| true`, a command after it, a pipe"
+            " without `set -o pipefail`, an `except` that goes on",
+            evidence=trace_lines(trace)[-4:],
+            certainty=POSSIBLE,
+            **at(evidence, log),
+        )
+    return None
+
+
 def completed_without_points(evidence: Evidence) -> Finding | None:
     """It ended well, and `tp job metrics` is empty."""
     if not _without_points(evidence) or evidence.state != "COMPLETED":
@@ -138,4 +160,11 @@ def _last(evidence: Evidence) -> tuple[str, ...]:
     return last_lines(evidence.logs[0], 2) if evidence.logs else ()
 
 
-RULES = (reporting_stopped, points_refused, still_loading, no_log_call, completed_without_points)
+RULES = (
+    reporting_stopped,
+    points_refused,
+    still_loading,
+    no_log_call,
+    completed_with_exception,
+    completed_without_points,
+)
