@@ -12,7 +12,18 @@ from typing import Any
 
 import pytest
 
-from tuneplane.diagnose.evidence import End, Evidence, Fence, Job, Node, Restart, Slurm, Step, Waiting
+from tuneplane.diagnose.evidence import (
+    End,
+    Evidence,
+    Fence,
+    Job,
+    Node,
+    Restart,
+    Silent,
+    Slurm,
+    Step,
+    Waiting,
+)
 from tuneplane.diagnose.finding import Finding
 from tuneplane.diagnose.followed import read_end, read_ending, read_fence, read_paused, read_restart
 from tuneplane.diagnose.verdict import diagnose
@@ -101,7 +112,7 @@ def test_a_preempted_attempt_that_saved_is_told_with_its_successor() -> None:
 def test_a_node_that_was_given_up_is_named_with_its_rank_and_avoided() -> None:
     found = first(
         waiting(
-            fence=Fence("n2", 1, 42.0, "n1"),
+            fence=Fence((Silent("n2", 1, 42.0),), 0),
             end=End(137, "node_failure"),
             restart=Restart("node_failure", "successor", ("n2",), 20.0, True, "8"),
         )
@@ -112,15 +123,34 @@ def test_a_node_that_was_given_up_is_named_with_its_rank_and_avoided() -> None:
         "node 1 (n2) gave no sign of life for 42 s, so the others ended attempt 2; attempt 3 starts by itself"
     )
     assert "the next attempt avoids n2" in found.remedy
-    assert "fence.json: written by n1" in found.evidence
+    assert "fence.json: written by node 0" in found.evidence
 
 
 def test_a_node_that_is_being_given_up_is_told_while_the_attempt_still_ends() -> None:
     nodes = (Node(0, "n1", "running", beat_age_s=1.0, command_started_at=10.0), Node(1, "n2", "running"))
-    found = first(run_of("RUNNING", nodes=nodes, fence=Fence("n2", 1, 42.0, "n1")))
+    found = first(run_of("RUNNING", nodes=nodes, fence=Fence((Silent("n2", 1, 42.0),), 0)))
     assert found.sentence == (
         "node 1 (n2) gave no sign of life for 42 s, so the others ended attempt 2; that is being done now"
     )
+
+
+FENCED = "n1 has been silent for 30 s: it is dead or cut off"
+
+
+def test_a_node_that_ended_its_own_ranks_is_told_with_why_where_nobody_says_more() -> None:
+    nodes = (Node(0, "n1", "running"), Node(1, "n2", "ended", 137, FENCED, told_to_stop=True, ended_at=90.0))
+    found = diagnose(run_of("LOST", nodes=nodes, code=None))
+    assert found[0].cause == "agent-fenced"
+    assert found[0].sentence == f"node 1 (n2) ended its own ranks: {FENCED}"
+    assert found[0].node == 1
+    known = first(run_of("NODE_FAIL", nodes=nodes, code=None))
+    assert known.cause == "node-failure"
+    assert f"node 1 (n2) ended its ranks: {FENCED}" in known.evidence
+
+
+def test_several_nodes_that_were_given_up_are_counted() -> None:
+    fence = Fence((Silent("n2", 1, 42.0), Silent("n3", 2, 44.0)), 0)
+    assert "node 1 (n2) and 1 more gave no sign of life" in first(run_of("NODE_FAIL", fence=fence)).sentence
 
 
 def test_a_chain_without_progress_is_told_with_what_would_make_progress() -> None:
@@ -242,7 +272,8 @@ def write(attempt: AttemptFolder, name: str, value: object) -> None:
 
 
 def test_the_records_of_an_attempt_are_read(attempt: AttemptFolder) -> None:
-    write(attempt, "fence.json", {"rank": 1, "host": "n2", "silent_s": 42.5, "by": "n1", "at": 50.0})
+    silent = [{"rank": 1, "host": "n2", "silent_s": 42.5}]
+    write(attempt, "fence.json", {"nodes": silent, "by": 0, "at": 50.0})
     write(
         attempt, "restart.json", {"cause": "node_failure", "way": "successor", "exclude": ["n2"], "at": 60.0}
     )
@@ -253,7 +284,7 @@ def test_the_records_of_an_attempt_are_read(attempt: AttemptFolder) -> None:
         {"code": 137, "cause": "node_failure", "to_be_continued": True, "not_restarted": "", "reason": "silent",
          "first_failing_node": "n2", "progress": {"step": 7, "checkpoints": ["step-7"]}},
     )  # fmt: skip
-    assert read_fence(attempt) == Fence("n2", 1, 42.5, "n1")
+    assert read_fence(attempt) == Fence((Silent("n2", 1, 42.5),), 0)
     assert read_restart(attempt, 100.0) == Restart("node_failure", "successor", ("n2",), 40.0, True, "8_3")
     assert read_end(attempt) == End(137, "node_failure", True, "", 7, ("step-7",))
     assert read_ending(attempt) == "attempt 2: exit code 137: node failure: silent on n2"
@@ -267,7 +298,7 @@ def test_an_attempt_without_them_has_none(attempt: AttemptFolder, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1]", "{", '{"cause": 5, "exclude": 7, "at": "x"}', '{"progress": []}']
+    "text", ["", "[1]", "{", '{"cause": 5, "exclude": 7, "at": "x", "nodes": [3]}', '{"progress": []}']
 )
 def test_records_that_are_damaged_do_no_harm(attempt: AttemptFolder, text: str) -> None:
     for name in ("fence.json", "restart.json", "restarted.json", "end.json"):

@@ -148,13 +148,20 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Fence:
-    """A node that was given up. silent_s: how long it had given no sign of life. by: the host that noticed."""
+class Silent:
+    """A node that was given up for dead. silent_s: how long it had given no sign of life."""
 
     host: str
     rank: int | None = None
     silent_s: float | None = None
-    by: str = ""
+
+
+@dataclass(frozen=True)
+class Fence:
+    """That nodes were given up, and by which node."""
+
+    nodes: tuple[Silent, ...] = ()
+    by: int | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +192,7 @@ class End:
     cause: str = ""
     to_be_continued: bool = False
     not_restarted: str = ""
-    step: int | None = None
+    step: float | None = None
     checkpoints: tuple[str, ...] = ()
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from tuneplane.diagnose.evidence import End, Fence, Restart
+from tuneplane.diagnose.evidence import End, Fence, Restart, Silent
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
 from tuneplane.node.record import read_record
 from tuneplane.runs.records import number, whole
@@ -19,12 +19,17 @@ MOST_NAMES = 20
 
 
 def read_fence(attempt: AttemptFolder) -> Fence | None:
-    """The node that was given up; None where none was."""
+    """The nodes that were given up; None where none was."""
     value = read_record(attempt.path / FENCE)
-    if not value:
+    nodes = value.get("nodes")
+    if not isinstance(nodes, list):
         return None
-    host, by = str(value.get("host") or ""), str(value.get("by") or "")
-    return Fence(host, whole(value.get("rank")), number(value.get("silent_s")), by)
+    found = [
+        Silent(str(node.get("host") or ""), whole(node.get("rank")), number(node.get("silent_s")))
+        for node in nodes[:MOST_NAMES]
+        if isinstance(node, dict)
+    ]
+    return Fence(tuple(found), whole(value.get("by"))) if found else None
 
 
 def read_restart(attempt: AttemptFolder, now: float) -> Restart | None:
@@ -60,7 +65,7 @@ def read_end(attempt: AttemptFolder) -> End:
         cause=str(value.get("cause") or ""),
         to_be_continued=value.get("to_be_continued") is True,
         not_restarted=" ".join(str(value.get("not_restarted") or "").split()),
-        step=whole(progress.get("step")),
+        step=number(progress.get("step")),
         checkpoints=tuple(map(str, names[-MOST_NAMES:])) if isinstance(names, list) else (),
     )
 

@@ -15,7 +15,7 @@ from tuneplane.diagnose.rules.interrupted import (
     waits_again,
     who,
 )
-from tuneplane.diagnose.rules.restarts import INSTEAD, Following, following
+from tuneplane.diagnose.rules.restarts import INSTEAD, Following, fenced_lines, following
 from tuneplane.diagnose.rules.told import ENDED_BADLY, last_lines, seconds
 
 SILENT_S = 60.0
@@ -135,13 +135,15 @@ def node_failure(evidence: Evidence) -> Finding | None:
     being_ended = fence is not None and evidence.state in ("RUNNING", "COMPLETING")
     if not being_ended and not _interrupted(evidence, NODE_FAILURE):
         return None
-    host = fence.host if fence else _failed_host(evidence)
+    silent = fence.nodes[0] if fence else None
+    host = silent.host if silent else _failed_host(evidence)
     node = next((n for n in evidence.nodes if n.host == host), None)
-    rank = fence.rank if fence and fence.rank is not None else node.rank if node else None
+    rank = silent.rank if silent and silent.rank is not None else node.rank if node else None
     name = f"node {rank} ({host})" if host and rank is not None else f"node {host}" if host else "a node"
-    if fence:
-        silent = f" for {seconds(fence.silent_s)}" if fence.silent_s is not None else ""
-        what = f"{name} gave no sign of life{silent}, so the others ended {who(evidence)}"
+    if fence and silent:
+        more = f" and {len(fence.nodes) - 1} more" if len(fence.nodes) > 1 else ""
+        age = f" for {seconds(silent.silent_s)}" if silent.silent_s is not None else ""
+        what = f"{name}{more} gave no sign of life{age}, so the others ended {who(evidence)}"
     else:
         what = f"{name} failed under {who(evidence)}"
     if being_ended:
@@ -154,7 +156,7 @@ def node_failure(evidence: Evidence) -> Finding | None:
         remedy += f"\nthe next attempt avoids {', '.join(avoided)}"
     elif not being_ended and not waits_again(evidence):
         remedy += f"; where the node is bad, leave it out: --exclude {host or 'NODE'}"
-    lines = [f"fence.json: written by {fence.by}"] if fence and fence.by else []
+    lines = [f"fence.json: written by node {fence.by}"] if fence and fence.by is not None else []
     return Finding(
         "node-failure",
         f"{what}; {then.clause}",
@@ -163,6 +165,7 @@ def node_failure(evidence: Evidence) -> Finding | None:
         host=host,
         evidence=(
             *lines,
+            *fenced_lines(evidence)[:2],
             *_slurm_lines(evidence)[:3],
             *(f"sinfo: {said}" for said in evidence.slurm.nodes_now[:4]),
             *evidence.earlier_ends[-2:],

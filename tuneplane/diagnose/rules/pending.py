@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from tuneplane.diagnose.evidence import Evidence, Waiting
-from tuneplane.diagnose.finding import Finding
+from tuneplane.diagnose.finding import LIKELY, Finding
 from tuneplane.diagnose.rules.interrupted import NODE_FAILURE, PREEMPTION, WALLTIME, ended_by, waits_again
 from tuneplane.diagnose.rules.told import seconds
 from tuneplane.runs.state import WAITING
@@ -238,7 +238,14 @@ def waits_here(evidence: Evidence) -> Finding | None:
 
 
 def not_started(evidence: Evidence) -> Finding | None:
-    """Rendered for review."""
+    """Rendered for review, or never made whole."""
+    if evidence.state == "INCOMPLETE":
+        return Finding(
+            "not-started",
+            "it was never submitted: it is being made, or was left half-made by a tp that was killed",
+            "submit the experiment again",
+            certainty=LIKELY,
+        )
     if evidence.state != "PREPARED":
         return None
     return Finding(

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
 from tuneplane.diagnose.rules.interrupted import HAPPENED, PREEMPTION, WALLTIME, ended_by, waits_again
 from tuneplane.diagnose.rules.pending import queue_words
-from tuneplane.diagnose.rules.told import last_lines, seconds
+from tuneplane.diagnose.rules.told import ENDED_BADLY, last_lines, seconds
 from tuneplane.runs.state import WAITING
 
 CARRIED_OUT_S = 60.0
@@ -147,7 +148,7 @@ def without_progress(evidence: Evidence) -> Finding | None:
 def restarts_used_up(evidence: Evidence) -> Finding | None:
     """The chain of attempts ended: `max_restarts`."""
     told = evidence.end.not_restarted
-    if "max_restarts" not in told or evidence.state in (*WAITING, "RUNNING"):
+    if "max_restarts" not in told or "is reached" not in told or evidence.state in (*WAITING, "RUNNING"):
         return None
     happened = HAPPENED.get(ended_by(evidence), "ended")
     return Finding(
@@ -160,15 +161,47 @@ def restarts_used_up(evidence: Evidence) -> Finding | None:
 
 
 def _progress(evidence: Evidence) -> tuple[str, ...]:
-    step = f"step {evidence.end.step}" if evidence.end.step is not None else "no step reported"
+    step = f"step {evidence.end.step:g}" if evidence.end.step is not None else "no step reported"
     names = ", ".join(evidence.end.checkpoints[-3:]) or "none"
     lines = [f"attempt {evidence.attempt}: {step}, checkpoints: {names}"]
     if evidence.fence is not None:
-        lines.append(f"fence.json: {evidence.fence.host} gave no sign of life")
+        hosts = ", ".join(node.host for node in evidence.fence.nodes)
+        lines.append(f"fence.json: {hosts} gave no sign of life")
     return tuple(lines)
+
+
+def agent_fenced(evidence: Evidence) -> Finding | None:
+    """A node ended its own ranks, since it lost the others or another attempt had begun, and nobody says more."""
+    lines = fenced_lines(evidence)
+    if evidence.state not in ENDED_BADLY or not lines or ended_by(evidence):
+        return None
+    first = next(node for node in evidence.nodes if _FENCED.search(node.reason))
+    return Finding(
+        "agent-fenced",
+        f"node {first.rank} ({first.host}) ended its own ranks: {first.reason}",
+        f"look whether nodes reach each other and the storage; tp job retry {evidence.run_id} starts it again",
+        node=first.rank,
+        host=first.host,
+        evidence=lines,
+    )
+
+
+def fenced_lines(evidence: Evidence) -> tuple[str, ...]:
+    """What nodes that ended their own ranks say of it."""
+    return tuple(
+        f"node {node.rank} ({node.host}) ended its ranks: {node.reason}"
+        for node in evidence.nodes
+        if node.told_to_stop and _FENCED.search(node.reason)
+    )
+
+
+_FENCED = re.compile(
+    r"been silent for .* cut off|attempt \d+ of this run has begun|ends the attempt|nodes of this attempt are dead"
+)
+"""Reasons of the node agent that was cut off. Source: `node/fence.py`."""
 
 
 INSTEAD = (restart_lost, without_progress, restarts_used_up)
 """These tell what ended the last attempt too."""
 
-RULES = (paused, *INSTEAD, saving)
+RULES = (paused, *INSTEAD, saving, agent_fenced)

@@ -10,6 +10,9 @@ from tuneplane.diagnose.rules.interrupted import HAPPENED
 from tuneplane.diagnose.rules.told import last_lines, seconds
 from tuneplane.diagnose.silence import QUIET_S, silence_s
 
+STUCK_S = 120.0
+"""Slurm's KillWait, UnkillableStepTimeout and a usual epilog are over by then."""
+
 BUSY_PERCENT = 20.0
 """Of one CPU: a process that computes, or polls a GPU, uses more; one that waits uses less."""
 
@@ -217,6 +220,15 @@ def ending(evidence: Evidence) -> Finding | None:
     """Between the order to end and the end."""
     if evidence.state != "COMPLETING":
         return None
+    over_s = evidence.now - evidence.ended_at if evidence.ended_at is not None else 0.0
+    if over_s > STUCK_S:
+        return Finding(
+            "ending",
+            f"the run itself ended {seconds(over_s)} ago, and Slurm still cleans up after it",
+            "what it wrote is whole; where it stays so, tell the administrators: an epilog, or a process that cannot"
+            " be killed, holds a node",
+            evidence=evidence.slurm.nodes_now[:4],
+        )
     left = [n for n in evidence.nodes if n.code is None]
     where = f" on {', '.join(n.host for n in left[:4])}" if left else ""
     grace = evidence.job.stop_grace_s if evidence.job else 0.0
