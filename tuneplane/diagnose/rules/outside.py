@@ -17,11 +17,7 @@ from tuneplane.diagnose.rules.interrupted import (
 )
 from tuneplane.diagnose.rules.restarts import INSTEAD, Following, fenced_lines, following
 from tuneplane.diagnose.rules.told import ENDED_BADLY, last_lines, seconds
-
-SILENT_S = 60.0
-"""As of `runs`: a heartbeat older than this tells of no life."""
-
-BEATS = 3
+from tuneplane.runs.records import SILENT_S
 
 
 def stopped_by_user(evidence: Evidence) -> Finding | None:

@@ -7,7 +7,7 @@ import re
 from tuneplane.diagnose.evidence import Evidence, Process
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
 from tuneplane.diagnose.rules.interrupted import HAPPENED
-from tuneplane.diagnose.rules.told import last_lines, seconds
+from tuneplane.diagnose.rules.told import has_begun, last_lines, seconds
 from tuneplane.diagnose.silence import QUIET_S, silence_s
 
 STUCK_S = 120.0
@@ -63,7 +63,7 @@ def waits_for_rank(evidence: Evidence) -> Finding | None:
 def no_progress(evidence: Evidence) -> Finding | None:
     """Nothing printed or reported for long, and no process computes."""
     quiet = _quiet_s(evidence)
-    if evidence.state != "RUNNING" or quiet < QUIET_S or not _started(evidence):
+    if evidence.state != "RUNNING" or quiet < QUIET_S or not has_begun(evidence):
         return None
     busy = [p for p in evidence.processes if p.cpu_percent >= BUSY_PERCENT]
     if not evidence.processes or busy or waits_for_rank(evidence):
@@ -104,7 +104,7 @@ def no_progress(evidence: Evidence) -> Finding | None:
 def slow_start(evidence: Evidence) -> Finding | None:
     """It computes and says nothing: before its first step, or within a long one."""
     quiet = _quiet_s(evidence)
-    if evidence.state != "RUNNING" or quiet < QUIET_S or not _started(evidence):
+    if evidence.state != "RUNNING" or quiet < QUIET_S or not has_begun(evidence):
         return None
     if not evidence.processes:
         return Finding(
@@ -145,10 +145,6 @@ def slow_start(evidence: Evidence) -> Finding | None:
         evidence=(*_stack(busy), _silence(evidence)),
         certainty=LIKELY,
     )
-
-
-def _started(evidence: Evidence) -> bool:
-    return any(node.command_started_at is not None for node in evidence.nodes)
 
 
 def _frames(process: Process) -> list[tuple[str, str, str]]:
@@ -205,7 +201,7 @@ def _tail(evidence: Evidence) -> tuple[str, ...]:
 
 def starting(evidence: Evidence) -> Finding | None:
     """Nodes were given, and the command is not up yet."""
-    if evidence.state != "RUNNING" or _started(evidence):
+    if evidence.state != "RUNNING" or has_begun(evidence):
         return None
     batch = last_lines(evidence.batch, 2) if evidence.batch else ()
     return Finding(
@@ -225,8 +221,8 @@ def ending(evidence: Evidence) -> Finding | None:
         return Finding(
             "ending",
             f"the run itself ended {seconds(over_s)} ago, and Slurm still cleans up after it",
-            "what it wrote is whole; where it stays so, tell the administrators: an epilog, or a process that cannot"
-            " be killed, holds a node",
+            "what it wrote is whole; where it stays so, tell the administrators: an epilog, or a process that"
+            " cannot be killed, holds a node",
             evidence=evidence.slurm.nodes_now[:4],
         )
     left = [n for n in evidence.nodes if n.code is None]
@@ -243,7 +239,7 @@ def ending(evidence: Evidence) -> Finding | None:
 def healthy(evidence: Evidence) -> Finding | None:
     """It runs, and says so."""
     quiet = _quiet_s(evidence)
-    if evidence.state != "RUNNING" or quiet >= QUIET_S or not _started(evidence):
+    if evidence.state != "RUNNING" or quiet >= QUIET_S or not has_begun(evidence):
         return None
     points = ""
     if evidence.points.points and evidence.points.newest_age_s is not None:
