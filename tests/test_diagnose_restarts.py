@@ -17,6 +17,7 @@ from tuneplane.diagnose.evidence import (
     Evidence,
     Fence,
     Job,
+    Log,
     Node,
     Restart,
     Silent,
@@ -146,6 +147,17 @@ def test_a_node_that_ended_its_own_ranks_is_told_with_why_where_nobody_says_more
     known = first(run_of("NODE_FAIL", nodes=nodes, code=None))
     assert known.cause == "node-failure"
     assert f"node 1 (n2) ended its ranks: {FENCED}" in known.evidence
+
+
+def test_a_run_of_which_a_node_fenced_itself_is_not_called_well_while_the_others_run() -> None:
+    nodes = (
+        Node(0, "n1", "running", beat_age_s=1.0, command_started_at=10.0),
+        Node(1, "n2", "ended", 143, FENCED, told_to_stop=True, command_started_at=10.0, ended_at=90.0),
+    )
+    log = Log(0, "n1", 10, 10, 5.0, tail=("step 1",))
+    found = diagnose(run_of("RUNNING", nodes=nodes, logs=(log,)))
+    assert [f.cause for f in found] == ["agent-fenced"]
+    assert found[0].sentence.endswith("; other nodes still run")
 
 
 def test_several_nodes_that_were_given_up_are_counted() -> None:

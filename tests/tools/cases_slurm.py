@@ -259,6 +259,59 @@ def completing(b: Bed) -> str:
     return b.wait(run, "COMPLETING")
 
 
+CHAIN = (
+    'd="$TUNEPLANE_OUT_DIR/checkpoints"; mkdir -p "$d"; echo step 1\n'
+    'while [ ! -e "$TUNEPLANE_STOP_FILE" ]; do sleep 0.2; done\n'
+)
+SAVES = 'touch "$d/step-$TUNEPLANE_JOB_ATTEMPT"; echo saved'
+
+
+@case(
+    "slurm-walltime-goes-on",
+    "walltime",
+    "it saved before its limit, and waits to go on",
+    says="starts by itself",
+)
+def walltime_goes_on(b: Bed) -> str:
+    b.train(CHAIN + SAVES)
+    run = b.wait(b.submit(BARE, "--time", "1"), log="saved")
+    return b.wait(run, "PENDING", "REQUEUED")
+
+
+@case(
+    "slurm-no-progress",
+    "restarts-without-progress",
+    "it ends at the stop marker and saves nothing",
+    near=("walltime", "saved-and-ended"),
+)
+def no_progress(b: Bed) -> str:
+    b.train(CHAIN + "echo saved nothing")
+    run = b.wait(b.submit(BARE, "--time", "1"), log="saved nothing")
+    return b.wait(run, "TIMEOUT", "CANCELLED", "FAILED")
+
+
+@case(
+    "slurm-restarts-used-up",
+    "restarts-used-up",
+    "its second attempt meets its limit too, with one restart allowed",
+    near=("walltime",),
+)
+def restarts_used_up(b: Bed) -> str:
+    b.train(CHAIN + SAVES)
+    return b.wait(b.submit(BARE, "--time", "1", "--max-restarts", "1"), "TIMEOUT", "CANCELLED", "FAILED")
+
+
+@case(
+    "slurm-restart-refused", "restart-lost", "its successor is refused: the partition takes no jobs any more"
+)
+def restart_refused(b: Bed) -> str:
+    b.config("cluster:\n  restart_way: successor\n")
+    b.train(CHAIN.replace("echo step 1", "echo step 1; sleep 6") + SAVES)
+    run = b.wait(b.submit(BARE, "--time", "1"), log="step 1")
+    b.root("scontrol", "update", "partitionname=gpu", "state=drain")
+    return b.wait(run, "TIMEOUT", "CANCELLED", "FAILED", log="saved")
+
+
 @case("slurm-suspended", "suspended", "an administrator suspends it")
 def suspended(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")

@@ -44,6 +44,7 @@ def _without_points(evidence: Evidence) -> bool:
     job = evidence.job
     return (
         evidence.state in WELL
+        and not any(node.code for node in evidence.nodes)
         and not evidence.points.points
         and not evidence.points.refused
         and job is not None

@@ -173,13 +173,18 @@ def _progress(evidence: Evidence) -> tuple[str, ...]:
 def agent_fenced(evidence: Evidence) -> Finding | None:
     """A node ended its own ranks, since it lost the others or another attempt had begun, and nobody says more."""
     lines = fenced_lines(evidence)
-    if evidence.state not in ENDED_BADLY or not lines or ended_by(evidence):
+    runs_on = evidence.state == "RUNNING" and any(node.code is None for node in evidence.nodes)
+    if not lines or not (runs_on or evidence.state in ENDED_BADLY) or ended_by(evidence):
         return None
+    again = f"tp job retry {evidence.run_id} starts it again"
+    if runs_on:
+        again = f"where that stays so: tp job stop {evidence.run_id}, then {again}"
     first = next(node for node in evidence.nodes if _FENCED.search(node.reason))
     return Finding(
         "agent-fenced",
-        f"node {first.rank} ({first.host}) ended its own ranks: {first.reason}",
-        f"look whether nodes reach each other and the storage; tp job retry {evidence.run_id} starts it again",
+        f"node {first.rank} ({first.host}) ended its own ranks: {first.reason}"
+        + ("; other nodes still run" if runs_on else ""),
+        f"look whether nodes reach each other and the storage; {again}",
         node=first.rank,
         host=first.host,
         evidence=lines,
