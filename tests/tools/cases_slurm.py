@@ -227,6 +227,23 @@ def node_cut(b: Bed) -> str:
     return run
 
 
+@case(
+    "slurm-node-fenced",
+    "agent-fenced",
+    "a node off the network has ended its ranks; the others run on",
+    node=1,
+)
+def node_fenced(b: Bed) -> str:
+    b.train("echo step 1\nsleep 600")
+    run = b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 1")
+    nodes = b.bed.job(b.job_id(run))["NodeList"]
+    b.bed.cut(b.root("scontrol", "show", "hostnames", nodes).split()[-1])
+    record = b.folder(run) / "attempts" / "0" / "node-1.json"
+    while '"ended"' not in b.lab.sh(["cat", str(record)]).stdout:
+        time.sleep(0.5)
+    return run
+
+
 @case("slurm-scancel", "cancelled", "scancel by the user")
 def scancel(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
