@@ -94,7 +94,7 @@ def no_progress(evidence: Evidence) -> Finding | None:
         "no-progress",
         f"it seems to hang: nothing was printed or reported for {seconds(quiet)}, no process computes, and {what}",
         f"tp job shell {evidence.run_id} opens a shell beside it; tp job stop {evidence.run_id} ends it"
-        + ("" if first.stack else f". For its stack: {_no_stack(first)}"),
+        + (f". For its stack: {_no_stack(first)}" if "py-spy" in first.no_stack else ""),
         evidence=(*_stack(first), _silence(evidence)),
         certainty=LIKELY,
         **where,  # type: ignore[arg-type]
