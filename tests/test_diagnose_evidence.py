@@ -24,9 +24,8 @@ from tuneplane.diagnose.evidence import (
     Step,
     Trace,
     Waiting,
-    as_json,
-    from_json,
 )
+from tuneplane.diagnose.jsonform import as_json, from_json
 from tuneplane.kernel.errors import UsageError
 
 RUN = "vision-20261129-120000-ab12"

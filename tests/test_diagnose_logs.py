@@ -101,18 +101,19 @@ def test_a_word_in_every_line_does_not_cost_minutes(tmp_path: Path) -> None:
     )
     found = read_log(log(tmp_path, content))
     assert found is not None
-    assert found.mark("not-permitted") is not None
+    assert found.mark("saves") is not None
 
 
+# VmHWM: ru_maxrss of a child begins with that of the process that started it.
 BIG = """
-import json, resource, sys, time
+import json, re, sys, time
 from pathlib import Path
 from tuneplane.diagnose.logs import read_log
 before = time.monotonic()
 found = read_log(Path(sys.argv[1]), 0, "n1")
 print(json.dumps({
     "seconds": time.monotonic() - before,
-    "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    "megabytes": int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024,
     "searched": found.searched_bytes, "size": found.size_bytes,
     "kinds": [trace.kind for trace in found.traces], "tail": found.tail[-1],
 }))

@@ -107,7 +107,8 @@ def test_a_run_at_its_time_limit_is_told(lab: SlurmLab) -> None:
     run = lab.submit("h200-bare:1", "--time", "1")
     run.wait("TIMEOUT", timeout_s=150)
     found = why(run)
-    assert found["sentence"] == "it reached its time limit of 00:01:00, and Slurm ended it"
+    assert found["cause"] == "walltime"
+    assert "reached its time limit of 00:01:00 and Slurm ended it; " in found["sentence"]
     assert "--time" in found["remedy"]
 
 
@@ -118,10 +119,8 @@ def test_a_preempted_run_and_a_lost_node_are_told(testbed_alone: Testbed) -> Non
     run.wait_for(lambda: run.log().count("started") == 4, "started on four nodes")
     testbed_alone.exec(["sbatch", "--nodes=4", "--exclusive", "--wrap", "sleep 20"], user="bob")
     run.wait_for(lambda: run.status()["state"] not in ("RUNNING", "COMPLETING"), "preempted")
-    assert (
-        why(run)["sentence"]
-        == "it was preempted by a job of higher priority, and waits to start again by itself"
-    )
+    said = why(run)["sentence"]
+    assert said.startswith("attempt 0 was preempted by a job of higher priority; attempt 1 starts by itself")
     run.tp("stop")
     testbed_alone.cancel_all()
     run = lab.submit("h200-bare:2", "--nodes", "2")
@@ -133,7 +132,7 @@ def test_a_preempted_run_and_a_lost_node_are_told(testbed_alone: Testbed) -> Non
         words = ["scontrol", "update", f"nodename={host}", "state=down", "reason=test"]
         testbed_alone.exec(words, user="root")
         run.wait_for(lambda: run.status()["state"] not in ("RUNNING", "COMPLETING"), "lost its node")
-        assert f"node {host} failed under it" in why(run)["sentence"]
+        assert f"node 1 ({host}) failed under attempt 0; attempt 1 starts by itself" in why(run)["sentence"]
     finally:
         testbed_alone.node_exec(host, ["pkill", "-CONT", "-x", "slurmd"])
         testbed_alone.exec(

@@ -97,6 +97,40 @@ def test_a_healthy_run_is_said_to_be_healthy(place: Place) -> None:
     assert why(place, run)["finding"]["sentence"] == "it was stopped by tp job stop"
 
 
+PEAK = """
+import json, re, sys, time
+from pathlib import Path
+from tuneplane.cli.main import main
+before = time.monotonic()
+try:
+    main()
+finally:
+    status = Path("/proc/self/status").read_text()
+    megabytes = int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) / 1024
+    print(json.dumps({"seconds": time.monotonic() - before, "megabytes": megabytes}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.contract("J")
+def test_a_run_with_a_log_of_ten_gigabytes_is_told_in_seconds(place: Place) -> None:
+    code = "raise ValueError('label 7 is not one of 5 classes')\n"
+    run = start(place, "big", 'exec python3 "$TUNEPLANE_EXP_DIR/train.py"', files={"train.py": code})
+    log = place.folder(run) / "attempts" / "0" / "node-0.log"
+    said = log.read_bytes()
+    with log.open("r+b") as file:  # with holes: every byte is read, and no disk is filled
+        file.truncate(10 << 30)
+        file.seek((10 << 30) - len(said) - 1)
+        file.write(b"\n" + said)
+    argv = ["env", f"PYTHONPATH={os.pathsep.join(sys.path)}", sys.executable, "-c", PEAK, "job", "why", run]
+    lines = place.sh(argv).splitlines()
+    cost = json.loads(next(line for line in lines if line.startswith('{"seconds"')))
+    print(cost)
+    assert "the program raised ValueError" in lines[0]
+    assert cost["seconds"] < 5.0
+    assert cost["megabytes"] < 200
+
+
 @pytest.mark.contract("J")
 def test_a_silent_run_is_looked_at_where_it_runs(place: Place) -> None:
     run = start(place, "silent", "echo step 1\nexec sleep 300", until="step 1")

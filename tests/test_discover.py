@@ -109,6 +109,19 @@ def test_a_recorded_site_of_slurm_26_05_without_accounting_is_described() -> Non
     assert (found["slurm.partition"], found["slurm.gpu_type"]) == ("batch", "b200")
 
 
+def test_a_recorded_site_of_slurm_26_05_with_accounting_is_described() -> None:
+    found = values(recorded("slurm-26.05-accounting"))
+    assert (found["slurm.partition"], found["slurm.gpu_type"]) == ("gpu", "h200")
+    assert (found["gpus_per_node"], found["cpus_per_node"], found["memory_per_node"]) == (4, 32, "500000M")
+    assert found["request_memory"] is True, (
+        "its default would give a whole node's job a fifteenth of the memory"
+    )
+    site = read_site(recorded("slurm-26.05-accounting"))
+    assert site.version == "26.05.5"
+    assert [(a.account, a.qos) for a in site.associations] == [("research", ("high", "normal"))]
+    assert "slurm.account" not in found, "Slurm takes the user's default account by itself"
+
+
 def test_of_many_partitions_one_with_gpus_that_the_user_may_use_is_chosen() -> None:
     site = read_site(site_texts())
     assert [p.name for p in site.partitions if usable(site, p)] == ["cpu", "debug", "gpu"]
@@ -209,7 +222,12 @@ def test_nodes_of_several_kinds_are_told_with_the_way_to_get_one() -> None:
 
 
 def test_every_value_says_where_it_came_from_and_guesses_are_marked() -> None:
-    for said in (recorded("slurm-22.05"), recorded("slurm-26.05"), site_texts()):
+    for said in (
+        recorded("slurm-22.05"),
+        recorded("slurm-26.05"),
+        recorded("slurm-26.05-accounting"),
+        site_texts(),
+    ):
         text = text_of(said)
         for line in text.splitlines():
             if re.match(r"^\s*[a-z_]+: \S", line) and not line.startswith("description"):

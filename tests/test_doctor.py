@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
+from tuneplane.discover.said import Said
+from tuneplane.discover.slurm import read_site
 from tuneplane.doctor.check import FAIL, OK, WARN, Check
 from tuneplane.doctor.cluster import look_at_interpreter, look_at_runtime, look_at_storage
+from tuneplane.doctor.limits import ASSOCIATION, QOS, look_at_limits, read_limits
 from tuneplane.doctor.node import judge_node, node_script, parse_report
+from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.site import Cluster, Config, ContainerRuntime, Slurm
 
 pytestmark = pytest.mark.timeout(120)
@@ -170,7 +174,7 @@ def test_in_a_lab_scaffolds_and_refused_operations_are_told_without_a_job(user: 
     lab = user.home / "lab"
     assert user.tp("new", "first", "--method", "custom/custom", cwd=lab).returncode == 0
     checks = user.doctor(cwd=lab)
-    assert checks["lab"].said.endswith("1 experiments")
+    assert checks["lab"].said.endswith("1 experiment")
     assert "`no training command yet`" in checks["experiment first"].said
     assert checks["experiment first"].level == WARN
     for operation in ("export", "eval"):
@@ -179,6 +183,22 @@ def test_in_a_lab_scaffolds_and_refused_operations_are_told_without_a_job(user: 
     script = lab / "experiments" / "first" / "train.sh"
     script.write_text(script.read_text().replace("exit 1\n", "exec python3 train.py\n"))
     assert "experiment first" not in user.doctor(cwd=lab)
+
+
+def test_a_lab_with_changes_that_a_submit_would_refuse_is_told_with_the_files(user: User) -> None:
+    user.tp("init", "lab")
+    lab = user.home / "lab"
+    user.tp("new", "first", "--method", "custom/custom", cwd=lab)
+    assert "the lab has no commit yet" in user.doctor(cwd=lab)["lab commit"].said
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
+    for argv in (["add", "-A"], ["commit", "-q", "-m", "first"]):
+        subprocess.run([*git, *argv], cwd=lab, check=True, timeout=20)
+    assert user.doctor(cwd=lab)["lab commit"].level == OK
+    (lab / "notes.txt").write_text("new")
+    commit = user.doctor(cwd=lab)["lab commit"]
+    assert commit.level == WARN
+    assert "notes.txt" in commit.said
+    assert commit.remedy.startswith("git add -A && git commit")
 
 
 def test_a_broken_lock_in_the_lab_fails(user: User) -> None:
@@ -355,3 +375,60 @@ def test_the_node_s_script_writes_its_report_where_the_folder_has_any_name(tmp_p
     assert said["scratch"] == "yes"
     assert before - 1 <= float(said["time"]) <= time.time() + 1
     assert len(said["python"].split()) == 3
+
+
+@pytest.mark.parametrize(
+    ("shell", "level", "said"),
+    [
+        ("", FAIL, "the login profile there sets up no modules"),
+        ('module() { [ "$2" = gcc/13 ]; }\n', FAIL, "cuda/13 cannot be loaded"),
+        ("module() { echo noise; }\n", OK, "gcc/13, cuda/13 can be loaded"),
+    ],
+)
+def test_modules_are_loaded_on_the_node_as_a_run_loads_them(
+    tmp_path: Path, shell: str, level: str, said: str
+) -> None:
+    (tmp_path / "canary").write_text("here")
+    environ = {"PATH": "/usr/bin:/bin"}
+    if shell:
+        (tmp_path / "init").mkdir()
+        (tmp_path / "init" / "bash").write_text(shell)
+        environ["MODULESHOME"] = str(tmp_path)
+    cluster: Any = dataclasses.replace(
+        SLURM, slurm=Slurm(modules=["gcc/13", "cuda/13"]), scratch=str(tmp_path), container=ContainerRuntime()
+    )
+    config = Config(cluster=cluster)
+    script = node_script(config, tmp_path, None)
+    subprocess.run(["bash", "-c", script], check=True, timeout=60, capture_output=True, env=environ)
+    found = {
+        check.name: check
+        for check in judge_node(parse_report((tmp_path / "report").read_text()), config, 0.0)
+    }
+    assert (found["modules on node"].level, found["modules on node"].said) == (level, said)
+
+
+def test_limits_are_told_by_what_has_them() -> None:
+    asked: list[list[str]] = []
+
+    def run(argv: list[str]) -> str:
+        asked.append(argv)
+        return "research|30|||gres/gpu=8|gres/gpu=64\nidle|||||\nresearch|30|||gres/gpu=8|gres/gpu=64\n"
+
+    assert read_limits(["assoc", "user=ada"], "account", "Account", ASSOCIATION, run) == [
+        "account research: 30 jobs at once, gres/gpu=8 a job, gres/gpu=64 for all its jobs together"
+    ]
+    assert asked[0][-3:] == [
+        "assoc",
+        "user=ada",
+        "format=Account,MaxJobs,MaxSubmitJobs,MaxWall,MaxTRES,GrpTRES",
+    ]
+
+
+def test_limits_that_slurm_does_not_tell_are_none() -> None:
+    def run(argv: list[str]) -> str:
+        raise OperationError(Fault("sacctmgr is not on this machine's PATH"))
+
+    assert read_limits(["qos"], "QOS", "Name", QOS, run) == []
+    site = read_site(Said(partitions="PartitionName=gpu Default=YES MaxTime=2-00:00:00 MaxNodes=4\n"))
+    assert look_at_limits(site, "ada", None)[0].said == "partition gpu: 2-00:00:00 a job, 4 nodes a job"
+    assert look_at_limits(site, "ada", "other")[0].said == "none that Slurm tells"

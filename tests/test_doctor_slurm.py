@@ -37,6 +37,7 @@ def test_a_profile_that_works_is_well_on_the_login_host_and_on_a_node(lab: Slurm
     assert checks["interpreter on node"]["said"].startswith("/usr/bin/python3, 3.")
     assert checks["clocks"]["level"] == "ok"
     assert "yours: research" in checks["account"]["said"]
+    assert "QOS debug: 00:30:00 for a job" in checks["limits"]["said"]
     assert "to start at" in checks["job of 2 nodes × 8 GPUs"]["said"]
     assert left_behind(lab) == ""
     assert lab.sh(["squeue", "--me", "-h", "-n", "tp-doctor"]).stdout == ""
@@ -55,6 +56,13 @@ def test_an_interpreter_that_nodes_do_not_have_fails(lab: SlurmLab) -> None:
     checks = doctor(lab, "--profile", "h200-bare", "--deep", code=1)
     assert checks["interpreter"]["level"] == "warn"
     assert "cannot be run on n" in checks["interpreter on node"]["said"]
+
+
+def test_modules_on_nodes_that_have_none_fail(lab: SlurmLab) -> None:
+    lab.own_user_config("defaults.yaml", "cluster:\n  slurm:\n    modules: [cuda/13]\n")
+    checks = doctor(lab, "--profile", "h200-bare", "--deep", code=1)
+    assert checks["modules on node"]["said"] == "the login profile there sets up no modules"
+    assert "module avail" in checks["modules on node"]["remedy"]
 
 
 def test_an_account_and_a_partition_that_are_not_the_users_fail_with_slurms_words(lab: SlurmLab) -> None:

@@ -161,7 +161,7 @@ def memory(b: Bed) -> str:
     "slurm-preempted",
     "preempted",
     "a job of a higher partition took the nodes; it waits to start again",
-    says="waits to start again by itself",
+    says="attempt 1 starts by itself, and waits in the queue",
 )
 def preempted(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
@@ -227,6 +227,24 @@ def node_cut(b: Bed) -> str:
     return run
 
 
+@case(
+    "slurm-node-given-up",
+    "node-failure",
+    "a node off the network: it ended its own ranks, and the others gave it up",
+    node=1,
+    says="gave no sign of life for",
+)
+def node_given_up(b: Bed) -> str:
+    b.train("echo step 1\nsleep 600")
+    run = b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 1")
+    nodes = b.bed.job(b.job_id(run))["NodeList"]
+    b.bed.cut(b.root("scontrol", "show", "hostnames", nodes).split()[-1])
+    fence = b.folder(run) / "attempts" / "0" / "fence.json"
+    while b.lab.sh(["test", "-e", str(fence)], check=False).returncode:
+        time.sleep(0.5)
+    return run
+
+
 @case("slurm-scancel", "cancelled", "scancel by the user")
 def scancel(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
@@ -259,6 +277,59 @@ def completing(b: Bed) -> str:
     return b.wait(run, "COMPLETING")
 
 
+CHAIN = (
+    'd="$TUNEPLANE_OUT_DIR/checkpoints"; mkdir -p "$d"; echo step 1\n'
+    'while [ ! -e "$TUNEPLANE_STOP_FILE" ]; do sleep 0.2; done\n'
+)
+SAVES = 'touch "$d/step-$TUNEPLANE_JOB_ATTEMPT"; echo saved'
+
+
+@case(
+    "slurm-walltime-goes-on",
+    "walltime",
+    "it saved before its limit, and waits to go on",
+    says="starts by itself",
+)
+def walltime_goes_on(b: Bed) -> str:
+    b.train(CHAIN + SAVES)
+    run = b.wait(b.submit(BARE, "--time", "1"), log="saved")
+    return b.wait(run, "PENDING", "REQUEUED")
+
+
+@case(
+    "slurm-no-progress",
+    "restarts-without-progress",
+    "it ends at the stop marker and saves nothing",
+    near=("walltime", "saved-and-ended"),
+)
+def no_progress(b: Bed) -> str:
+    b.train(CHAIN + "echo saved nothing")
+    run = b.wait(b.submit(BARE, "--time", "1"), log="saved nothing")
+    return b.wait(run, "TIMEOUT", "CANCELLED", "FAILED")
+
+
+@case(
+    "slurm-restarts-used-up",
+    "restarts-used-up",
+    "its second attempt meets its limit too, with one restart allowed",
+    near=("walltime",),
+)
+def restarts_used_up(b: Bed) -> str:
+    b.train(CHAIN + SAVES)
+    return b.wait(b.submit(BARE, "--time", "1", "--max-restarts", "1"), "TIMEOUT", "CANCELLED", "FAILED")
+
+
+@case(
+    "slurm-restart-refused", "restart-lost", "its successor is refused: the partition takes no jobs any more"
+)
+def restart_refused(b: Bed) -> str:
+    b.config("cluster:\n  restart_way: successor\n")
+    b.train(CHAIN.replace("echo step 1", "echo step 1; sleep 6") + SAVES)
+    run = b.wait(b.submit(BARE, "--time", "1"), log="step 1")
+    b.root("scontrol", "update", "partitionname=gpu", "state=drain")
+    return b.wait(run, "TIMEOUT", "CANCELLED", "FAILED", log="saved")
+
+
 @case("slurm-suspended", "suspended", "an administrator suspends it")
 def suspended(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
@@ -276,6 +347,15 @@ def agent_killed(b: Bed) -> str:
     pids = b.bed.node_exec(last, ["pgrep", "-f", "kernel.pyz node"]).stdout.split()
     b.bed.node_exec(last, ["kill", "-KILL", *pids])
     return b.wait(run, "FAILED", "CANCELLED", "NODE_FAIL")
+
+
+@case("slurm-saving", "saving", "asked to save by Slurm's signal, and still at it", near=("healthy",))
+def saving(b: Bed) -> str:
+    b.train("echo step 1\nsleep 300")
+    run = b.wait(b.submit(), "RUNNING", log="step 1")
+    b.lab.sh(["scancel", "--batch", "--signal=USR2", b.job_id(run)])
+    time.sleep(3)
+    return run
 
 
 # --- how nodes and ranks fail ---
@@ -449,6 +529,30 @@ def image_broken(b: Bed) -> str:
     script = 'cp "$2" "$1" && dd if=/dev/urandom of="$1" bs=4096 seek=8 count=400 conv=notrunc status=none'
     b.lab.sh(["sh", "-c", script, "sh", str(image), str(b.bed.image)])
     return b.wait(b.lab.submit("h200:1", image=image).run_id, "FAILED")
+
+
+@case(
+    "slurm-image-missing", "image-missing", "an image that was removed while the run waited", says="removed"
+)
+def image_missing(b: Bed) -> str:
+    return image_meddled(b, "rm")
+
+
+@case("slurm-image-changed", "image-changed", "an image that was built anew while the run waited")
+def image_changed(b: Bed) -> str:
+    return image_meddled(b, "touch", "-d", "1 hour ago")
+
+
+def image_meddled(b: Bed, *argv: str) -> str:
+    """A run that is held while `argv` meets its image, and let go then."""
+    b.train("echo trained")
+    image = b.bed.home() / "mine.sif"
+    b.lab.sh(["cp", str(b.bed.image), str(image)])
+    b.config("cluster:\n  slurm:\n    extra_directives:\n      hold: ''\n")
+    run = b.lab.submit("h200:1", image=image).run_id
+    b.lab.sh([*argv, str(image)])
+    b.lab.sh(["scontrol", "release", b.job_id(run)])
+    return b.wait(run, "FAILED")
 
 
 @case("slurm-runtime-missing", "runtime-missing", "a container runtime that is not on the node")

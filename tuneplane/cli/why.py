@@ -52,7 +52,7 @@ def why_command(run: str, as_json: bool, case_folder: Path | None) -> int:
 
 def _masked(evidence: Evidence, masks: tuple[str, ...]) -> Evidence:
     """Without the values of secrets that are known (C11)."""
-    from tuneplane.diagnose.evidence import map_texts
+    from tuneplane.diagnose.jsonform import map_texts
     from tuneplane.runs.logs import MASK
 
     def change(text: str) -> str:

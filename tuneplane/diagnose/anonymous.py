@@ -10,7 +10,8 @@ import os
 import re
 from collections.abc import Iterable
 
-from tuneplane.diagnose.evidence import Evidence, map_texts
+from tuneplane.diagnose.evidence import Evidence
+from tuneplane.diagnose.jsonform import map_texts
 
 SYSTEM_FOLDERS = (
     *("/usr", "/opt", "/lib", "/lib64", "/bin", "/sbin", "/etc", "/dev", "/proc", "/sys", "/tmp", "/var/tmp"),

@@ -11,7 +11,8 @@ from typing import Any
 
 from tuneplane import __version__
 from tuneplane.diagnose.anonymous import anonymise
-from tuneplane.diagnose.evidence import Evidence, as_json, from_json
+from tuneplane.diagnose.evidence import Evidence
+from tuneplane.diagnose.jsonform import as_json, from_json
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import write_json
 

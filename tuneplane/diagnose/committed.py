@@ -27,6 +27,7 @@ def read_code(capsule: Path, entrypoint: str) -> Code:
     files, left = 0, MOST_BYTES
     reports, imports, modules = [], [], set()
     pythons: tuple[str, ...] = ()
+    crlf = False
     experiment = PurePosixPath(entrypoint).parent
     with tarfile.open(capsule, "r:") as archive:
         for member in archive:
@@ -50,6 +51,7 @@ def read_code(capsule: Path, entrypoint: str) -> Code:
             if _IMPORTS.search(text):
                 imports.append(name)
             if name == entrypoint:
+                crlf = b"\r\n" in text
                 code = re.sub(r"(?m)^\s*#.*$", "", text.decode("utf-8", "replace"))
                 pythons = tuple(dict.fromkeys(_PYTHON.findall(code)))
     return Code(
@@ -57,6 +59,7 @@ def read_code(capsule: Path, entrypoint: str) -> Code:
         reports=tuple(sorted(reports)[:20]),
         imports=tuple(sorted(imports)[:20]),
         pythons=pythons[:10],
+        crlf=crlf,
         own_modules=tuple(sorted(modules - {""}))[:200],
     )
 

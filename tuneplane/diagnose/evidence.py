@@ -1,19 +1,11 @@
-"""What is known of a run when somebody asks why: plain, immutable data that JSON can hold.
+"""What is known of a run when somebody asks why: plain, immutable data that JSON can hold (`jsonform.py`).
 
 `gather.py` fills it, rules read it, `case.py` keeps it. Nothing here looks at a file or asks Slurm.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-FORMAT = "tuneplane/evidence/v1"
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -116,6 +108,7 @@ class Job:
     python: str
     scratch: str
     image: str = ""
+    image_there: bool = True  # as this machine sees it
     memory_per_node: str = ""
     partition: str = ""
     account: str = ""
@@ -155,6 +148,55 @@ class Waiting:
 
 
 @dataclass(frozen=True)
+class Silent:
+    """A node that was given up for dead. silent_s: how long it had given no sign of life."""
+
+    host: str
+    rank: int | None = None
+    silent_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Fence:
+    """That nodes were given up, and by which node."""
+
+    nodes: tuple[Silent, ...] = ()
+    by: int | None = None
+
+
+@dataclass(frozen=True)
+class Restart:
+    """That the last attempt was to be followed by another: the intent, and what came of it.
+
+    cause: walltime, preemption, node_failure or asked. way: requeue or successor. exclude: hosts that the next
+    attempt is to avoid. age_s: of the intent. carried_out: Slurm took it. error: Slurm's words where it did not.
+    """
+
+    cause: str = ""
+    way: str = ""
+    exclude: tuple[str, ...] = ()
+    age_s: float | None = None
+    carried_out: bool = False
+    job_id: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class End:
+    """The end record of the last attempt. cause: from outside, as of `Restart`; empty: its own.
+
+    to_be_continued: another attempt is to follow. not_restarted: why none does, a sentence.
+    """
+
+    code: int | None = None
+    cause: str = ""
+    to_be_continued: bool = False
+    not_restarted: str = ""
+    step: float | None = None
+    checkpoints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Slurm:
     """Slurm's words on the job. refused: its own, where it did not answer."""
 
@@ -189,6 +231,7 @@ class Code:
     reports: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()  # files that import tuneplane in any way
     pythons: tuple[str, ...] = ()
+    crlf: bool = False  # the entrypoint has Windows line endings
     own_modules: tuple[str, ...] = ()  # modules and packages that stand in the lab itself
 
 
@@ -259,13 +302,15 @@ class Evidence:
     started_at: float | None = None
     ended_at: float | None = None
     stop_marker: bool = False
-    for_good: bool | None = None
     submit_error: str = ""
-    secrets_there: bool = True
-    canary_there: bool = True
     stopped: tuple[str, ...] = ()  # jobs that `tp job stop` ended
+    paused: tuple[str, ...] = ()  # jobs that `tp job pause` ended or held
     submitted_at: float | None = None
-    earlier_ends: tuple[str, ...] = ()  # one line for each earlier attempt
+    earlier_ends: tuple[str, ...] = ()  # one line for each earlier attempt, of the last ones
+    follows: str = ""  # the cause for which the last attempt was started by itself
+    end: End = field(default_factory=End)
+    restart: Restart | None = None
+    fence: Fence | None = None
     slurm: Slurm = field(default_factory=Slurm)
     points: Points = field(default_factory=Points)
     written: Code = field(default_factory=Code)
@@ -291,75 +336,3 @@ class Evidence:
             if found:
                 return log, found
         return None
-
-
-def as_json(evidence: Evidence) -> dict[str, Any]:
-    """Evidence as one JSON object. Values that say nothing are left out."""
-    return {"format": FORMAT, **_plain(evidence)}
-
-
-def from_json(value: Any) -> Evidence:
-    """The evidence of `as_json`. Raises ValueError where it is something else."""
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ValueError(f"it is no {FORMAT}")
-    try:
-        found: Evidence = _built(Evidence, {k: v for k, v in value.items() if k != "format"})
-    except (TypeError, KeyError, AttributeError) as error:
-        raise ValueError(f"it is no sound {FORMAT}: {error}") from None
-    return found
-
-
-def map_texts(value: T, change: typing.Callable[[str], str]) -> T:
-    """The same evidence with `change` made to every text in it, keys of mappings but for field names aside."""
-    if isinstance(value, str):
-        return typing.cast(T, change(value))
-    if isinstance(value, tuple):
-        return typing.cast(T, tuple(map_texts(v, change) for v in value))
-    if isinstance(value, dict):
-        return typing.cast(T, {k: map_texts(v, change) for k, v in value.items()})
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {f.name: map_texts(getattr(value, f.name), change) for f in dataclasses.fields(value)}
-        return dataclasses.replace(value, **changed)
-    return value
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        found = {}
-        for f in dataclasses.fields(value):
-            inner = getattr(value, f.name)
-            default = f.default_factory() if f.default_factory is not dataclasses.MISSING else f.default
-            if inner != default:
-                found[f.name] = _plain(inner)
-        return found
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    return value
-
-
-def _built(kind: Any, value: Any) -> Any:
-    """`value` as `kind`: one of the dataclasses above, or one of the few forms that their fields have."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return None if value is None else _built(inner[0], value)
-    if dataclasses.is_dataclass(kind):
-        hints = typing.get_type_hints(kind)
-        if not isinstance(value, dict):
-            raise TypeError(f"{value!r} is no object")
-        known = {f.name for f in dataclasses.fields(kind)}
-        return typing.cast(Any, kind)(**{k: _built(hints[k], v) for k, v in value.items() if k in known})
-    if origin is tuple:
-        if not isinstance(value, list):
-            raise TypeError(f"{value!r} is no list")
-        return tuple(_built(inner[0], v) for v in value)
-    if origin is dict:
-        if not isinstance(value, dict):
-            raise TypeError(f"{value!r} is no object")
-        return {str(k): _built(inner[1], v) for k, v in value.items()}
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{value!r} is no {kind.__name__}")
-    return value

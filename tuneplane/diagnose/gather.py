@@ -5,6 +5,7 @@ Whatever cannot be looked at is noted and passed over: half of the evidence is b
 
 from __future__ import annotations
 
+import os
 import re
 import tarfile
 import time
@@ -16,6 +17,7 @@ from typing import Any, TypeVar
 from tuneplane.diagnose.committed import read_code
 from tuneplane.diagnose.evidence import (
     Code,
+    End,
     Evidence,
     Interpreter,
     Job,
@@ -27,6 +29,7 @@ from tuneplane.diagnose.evidence import (
     Slurm,
     Space,
 )
+from tuneplane.diagnose.followed import read_end, read_ending, read_fence, read_paused, read_restart
 from tuneplane.diagnose.interpreters import read_interpreters
 from tuneplane.diagnose.logs import SEARCH_S, read_log
 from tuneplane.diagnose.look import read_outputs, read_points, read_space
@@ -72,6 +75,7 @@ class _Gathering:
         hosts = read_hosts(last) if last else {}
         logs, batch = self._logs(hosts)
         points = self._points()
+        start = read_record(last.start) if last else {}
         end = read_record(last.end) if last else {}
         module = _missing_module(logs)
         return Evidence(
@@ -90,16 +94,18 @@ class _Gathering:
             hosts=tuple(hosts[rank] for rank in sorted(hosts, key=int)),
             logs=logs,
             batch=batch,
-            started_at=real(read_record(last.start).get("started_at")) if last else None,
+            started_at=real(start.get("started_at")),
             ended_at=real(end.get("ended_at")),
             stop_marker=last is not None and last.stop_marker.exists(),
-            for_good=end.get("for_good") if isinstance(end.get("for_good"), bool) else None,
             submit_error=self._text(run.submit_error),
-            secrets_there=run.secrets.exists(),
-            canary_there=run.canary.exists(),
             stopped=tuple(sorted(stopped_jobs(run))),
+            paused=read_paused(run),
             submitted_at=state.submitted_at,
-            earlier_ends=tuple(_ending(attempt) for attempt in self.attempts[:-1][-5:]),
+            earlier_ends=tuple(read_ending(attempt) for attempt in self.attempts[:-1][-5:]),
+            follows=str(start.get("follows") or ""),
+            end=read_end(last) if last else End(),
+            restart=read_restart(last, self.now) if last else None,
+            fence=read_fence(last) if last else None,
             slurm=self._try("Slurm", self._slurm, Slurm()),
             points=points,
             written=self._code(),
@@ -267,6 +273,7 @@ def _nodes(attempt: AttemptFolder, now: float) -> tuple[Node, ...]:
 def _job(job: JobSpec) -> Job:
     spec = job.spec
     slurm = spec.slurm
+    image = spec.container.image.path if spec.container.image else ""
     data = [
         f"{name}={value}"
         for name, value in sorted(spec.node.environment.items())
@@ -284,7 +291,8 @@ def _job(job: JobSpec) -> Job:
         runtime=spec.container.runtime,
         python=spec.node.python,
         scratch=spec.node.scratch,
-        image=spec.container.image.path if spec.container.image else "",
+        image=image,
+        image_there=not image or os.path.exists(image),  # noqa: PTH110
         memory_per_node=spec.resources.memory_per_node or "",
         partition=(slurm.partition if slurm else None) or "",
         account=(slurm.account if slurm else None) or "",
@@ -296,16 +304,6 @@ def _job(job: JobSpec) -> Job:
         mounts=tuple(mount.source for mount in spec.container.mounts),
         data=tuple(data),
     )
-
-
-def _ending(attempt: AttemptFolder) -> str:
-    """One line on how an earlier attempt ended."""
-    end = read_record(attempt.end)
-    if not end:
-        return f"attempt {attempt.number}: it left no record of its end"
-    where = f" on {end['first_failing_node']}" if end.get("first_failing_node") else ""
-    why = f": {end['reason']}{where}" if end.get("reason") else ""
-    return f"attempt {attempt.number}: exit code {end.get('code')}{why}"
 
 
 def _missing_module(logs: tuple[Log, ...]) -> str:

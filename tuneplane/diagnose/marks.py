@@ -27,49 +27,25 @@ def _pattern(name: str, *words: str, line: str = "") -> Pattern:
 
 
 PATTERNS: tuple[Pattern, ...] = (
-    # the scaffold and bash
-    _pattern("scaffold", "no training command yet"),
+    # bash
     _pattern("bash", ": line ", line=r"^\S.*: line \d+: "),
-    _pattern("bash-file", "bash: ", line=r"^bash: "),
     # Python
     _pattern("no-module", "No module named"),
-    _pattern("cannot-import", "cannot import name", "partially initialized module"),
-    _pattern("fatal-python", "Fatal Python error"),
     # memory
     _pattern("cuda-memory", "CUDA out of memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED"),
-    _pattern("host-memory", "annot allocate memory", "MemoryError", "DefaultCPUAllocator: "),
     _pattern(
         "oom-kill", "oom_kill", "oom-kill", "OOM Killed", "exceeded memory limit", "out-of-memory handler"
     ),
-    _pattern("killed-worker", "is killed by signal"),
-    _pattern(
-        "shared-memory",
-        "insufficient shared memory",
-        "allocate shared memory",
-        "unable to open shared memory",
-    ),
-    _pattern("bus-error", "Bus error", "SIGBUS"),
     # storage
     _pattern("no-space", "No space left on device"),
     _pattern("quota", "Disk quota exceeded"),
     _pattern("read-only", "Read-only file system"),
-    _pattern("no-file", "No such file or directory"),
-    _pattern("not-permitted", "Permission denied"),
-    _pattern("stale", "Stale file handle", "Transport endpoint is not connected"),
     # ranks that talk to each other
     _pattern("nccl-timeout", "collective operation timeout", "Timeout(ms)=", line=r"collective|WorkNCCL"),
-    _pattern(
-        "nccl", "NCCL error", "NCCL WARN", "ncclRemoteError", "ncclSystemError", "ncclUnhandledCudaError"
-    ),
-    _pattern("gloo-timeout", "Timed out waiting", "Application timeout caused pair closure"),
-    _pattern("store-timeout", "wait timeout after", "client socket has timed out", "Socket Timeout"),
-    _pattern("peer-lost", "Connection closed by peer", "Connection reset by peer", "Broken pipe"),
-    _pattern("address-used", "Address already in use", "EADDRINUSE"),
     _pattern("rendezvous", "RendezvousTimeoutError", "RendezvousConnectionError", "RendezvousClosedError"),
     # programs that die
     _pattern("segfault", "Segmentation fault", "SIGSEGV"),
     _pattern("illegal", "Illegal instruction", "SIGILL"),
-    _pattern("cuda-error", "CUDA error:", "no CUDA-capable device", "NVIDIA driver", "CUDA driver version"),
     # network
     _pattern(
         "offline",
@@ -94,13 +70,8 @@ PATTERNS: tuple[Pattern, ...] = (
     # what TunePlane itself says in a log
     _pattern("reporting-stopped", "tuneplane: reporting has stopped"),
     _pattern("points-dropped", "tuneplane: points are being dropped", "could not be written to"),
-    _pattern("warning", "tuneplane: warning: "),
-    _pattern("agent", "tuneplane: ", line=r"^tuneplane: (?!warning: |node \d+ of |reporting |points )"),
-    _pattern("plugin", "plugin  : "),
     # Slurm's programs
     _pattern("slurm-ended", " CANCELLED AT ", " FAILED (non-zero", line=r"^slurmstepd(?:-\S+)?: .*\*\*\* "),
-    _pattern("slurmstepd", "slurmstepd", line=r"^slurmstepd(?:-\S+)?: (?!.*\*\*\*)"),
-    _pattern("srun", "srun: "),
 )
 
 EVERYWHERE = b"Traceback (most recent call last)"

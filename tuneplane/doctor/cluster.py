@@ -15,6 +15,7 @@ from tuneplane.discover.said import Said, ask
 from tuneplane.discover.slurm import Site as SlurmSite
 from tuneplane.discover.slurm import read_site
 from tuneplane.doctor.check import FAIL, OK, WARN, Check
+from tuneplane.doctor.limits import look_at_limits
 from tuneplane.images import Rules, allowed_registries, choose_image, image_faults
 from tuneplane.images.registries import VARIABLE
 from tuneplane.kernel.errors import TunePlaneError
@@ -65,6 +66,7 @@ def look_at_slurm(composed: Composed, environ: Mapping[str, str]) -> list[Check]
     said = ask(current_user())
     site = read_site(said)
     checks += [_version(site), *_accounting(said), *_accounts(said, site, composed)]
+    checks += look_at_limits(site, current_user(), composed.config.cluster.slurm.partition)
     for placement in sizes(composed.config):
         result = check_size(composed.config, placement)
         remedy = "" if result.ok else "tp cluster discover NAME shows what Slurm has; then edit the profile"

@@ -7,6 +7,7 @@ from pathlib import Path
 from tuneplane.doctor.check import FAIL, OK, WARN, Check
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.lab.experiments import list_experiments
+from tuneplane.lab.git import commit_faults, read_state
 from tuneplane.lab.marker import Lab
 from tuneplane.recipes.adapters import check_operation
 from tuneplane.recipes.catalog import Catalog
@@ -16,12 +17,13 @@ OPERATIONS = ("export", "eval")
 
 
 def look_at_lab(lab: Lab, catalog: Catalog) -> list[Check]:
-    """Its experiments: locks, scaffolds that nobody edited, operations that a method refuses."""
+    """Its commit, and its experiments: locks, scaffolds that nobody edited, operations that a method refuses."""
     try:
         experiments = list_experiments(lab, catalog)
     except TunePlaneError as error:
         return [Check("lab", FAIL, fault.what, fault.remedy) for fault in error.faults]
-    checks = [Check("lab", OK, f"{lab.name} in {lab.root}: {len(experiments)} experiments")]
+    count = "1 experiment" if len(experiments) == 1 else f"{len(experiments)} experiments"
+    checks = [Check("lab", OK, f"{lab.name} in {lab.root}: {count}"), *_commit(lab)]
     refusing: list[str] = []
     for experiment in experiments:
         for fault in experiment.state.faults:
@@ -35,6 +37,20 @@ def look_at_lab(lab: Lab, catalog: Catalog) -> list[Check]:
     if refusing:
         checks.append(Check("operations", OK, "; ".join(refusing)))
     return checks
+
+
+def _commit(lab: Lab) -> list[Check]:
+    """Whether a submit would take the lab as it is: what is committed is what runs (C26)."""
+    try:
+        state = read_state(lab.root)
+    except TunePlaneError as error:
+        return [Check("lab commit", FAIL, fault.what, fault.remedy) for fault in error.faults]
+    if state.git_missing:  # told with the machine
+        return []
+    faults = commit_faults(state)
+    if faults:
+        return [Check("lab commit", WARN, f"{f.what}; a submit refuses it so", f.remedy) for f in faults]
+    return [Check("lab commit", OK, f"{(state.commit or '')[:12]}, and nothing uncommitted")]
 
 
 def _is_scaffold(script: Path) -> bool:

@@ -111,9 +111,6 @@ def node_script(config: Config, folder: Path, image: str | None) -> str:
                 f'report image "$({quote(runtime)} --quiet exec --cleanenv {quote(image)} sh -c "echo'
                 ' yes" 2>&1 | tail -n 1)"'
             )
-    modules = [
-        f"module load {quote(name)} 2>&1 || report modules {quote(name)}" for name in cluster.slurm.modules
-    ]
     return "\n".join(
         [
             "#!/bin/bash",
@@ -124,14 +121,32 @@ def node_script(config: Config, folder: Path, image: str | None) -> str:
             f"#SBATCH --output={shlex.quote(output + '/slurm.out')}",
             "report() { printf '%s=%s\\n' \"$1\" \"${2//$'\\n'/ }\"; }",
             f"export PATH={quote(cluster.path)}",
-            *modules,
             "{",
+            *(f"  {line}" for line in _module_lines(cluster.slurm.modules)),
             *(f"  {look}" for look in looks),
             '  report time "$(date +%s.%N)"',
             f"}} >{unfinished} && mv {unfinished} {quote(str(folder / 'report'))}",
             "",
         ]
     )
+
+
+def _module_lines(modules: list[str]) -> list[str]:
+    """Lines that load the profile's modules as a run's script does, and report those that cannot be."""
+    if not modules:
+        return []
+    return [
+        "missing=",
+        'if [ -z "${MODULESHOME-}" ]; then',
+        "  report no_modules 'the login profile there sets up no modules'",
+        "else",
+        '  source "$MODULESHOME/init/bash"',
+        f"  for name in {' '.join(map(shlex.quote, modules))}; do",
+        '    module load "$name" >/dev/null 2>&1 || missing+=" $name"',
+        "  done",
+        '  [ -z "$missing" ] || report modules "$missing"',
+        "fi",
+    ]
 
 
 def _run(folder: Path, script: Path, config: Config, wait_s: float) -> list[Check]:
@@ -219,10 +234,8 @@ def judge_node(said: dict[str, str], config: Config, clock_s: float | None) -> l
         sound = said["image"] == "yes"
         told = "it starts there" if sound else f"it does not start on {host}: {said['image']}"
         checks.append(Check("image on node", OK if sound else FAIL, told, f"srun {program} exec IMAGE true"))
-    if "modules" in said:
-        checks.append(
-            Check("modules on node", FAIL, f"{said['modules']} cannot be loaded", "set `slurm.modules`")
-        )
+    if cluster.slurm.modules:
+        checks.append(_modules(said, cluster.slurm.modules))
     checks += [_names(said, host), _shm(said), *_gpus(said, cluster.device), _clock(clock_s)]
     return checks
 
@@ -262,6 +275,15 @@ def _runtime(said: dict[str, str], program: str, host: str) -> Check:
         mend = "set `container.binary` of the profile to its path there, or `slurm.modules`"
         return Check("runtime on node", FAIL, what, mend)
     return Check("runtime on node", OK, told)
+
+
+def _modules(said: dict[str, str], names: list[str]) -> Check:
+    mend = "set `slurm.modules` of the profile: `module avail` on a node shows what it has"
+    if "no_modules" in said:
+        return Check("modules on node", FAIL, said["no_modules"], mend)
+    if "modules" in said:
+        return Check("modules on node", FAIL, f"{said['modules']} cannot be loaded", mend)
+    return Check("modules on node", OK, f"{', '.join(names)} can be loaded")
 
 
 def _names(said: dict[str, str], host: str) -> Check:

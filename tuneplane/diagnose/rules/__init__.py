@@ -14,6 +14,7 @@ from tuneplane.diagnose.rules import (
     program,
     ranks,
     reporting,
+    restarts,
     running,
     script,
     start,
@@ -25,6 +26,7 @@ Rule = Callable[[Evidence], "Finding | None"]
 RULES: tuple[Rule, ...] = (
     *start.REFUSED,
     *pending.RULES,
+    *restarts.RULES,
     *outside.FIRST,
     *pending.WAITS,
     *start.RULES,

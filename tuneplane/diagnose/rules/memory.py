@@ -7,7 +7,16 @@ import re
 from tuneplane.diagnose.culprit import Culprit, culprit
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
-from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines, lines_of, on, place, trace_lines
+from tuneplane.diagnose.rules.told import (
+    ENDED_BADLY,
+    at,
+    last_lines,
+    lines_of,
+    on,
+    on_host,
+    place,
+    trace_lines,
+)
 
 _GPU = re.compile(r"CUDA out of memory|CUDA error: out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED")
 _HOST = re.compile(
@@ -75,7 +84,7 @@ def host_out_of_memory(evidence: Evidence) -> Finding | None:
         who = f"rank {found.rank}" if found.rank is not None else "the command"
         return Finding(
             "host-out-of-memory",
-            f"{who} was killed (SIGKILL) by somebody else than this job{_host(found)}: most often"
+            f"{who} was killed (SIGKILL) by somebody else than this job{on_host(found.host)}: most often"
             " that is the kernel,"
             " for want of memory",
             f"{_remedy(evidence)}\n`dmesg -T | grep -i oom` on the node tells, for those who may read it",
@@ -84,10 +93,6 @@ def host_out_of_memory(evidence: Evidence) -> Finding | None:
             **place(found),
         )
     return None
-
-
-def _host(found: Culprit) -> str:
-    return f" on {found.host}" if found.host else ""
 
 
 def _allocator(found: Culprit) -> str:

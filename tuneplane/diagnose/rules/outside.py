@@ -7,17 +7,17 @@ import re
 from tuneplane.diagnose.culprit import culprit
 from tuneplane.diagnose.evidence import Evidence, Node
 from tuneplane.diagnose.finding import LIKELY, Finding
-from tuneplane.diagnose.rules.told import ENDED_BADLY, last_lines, seconds
-
-SILENT_S = 60.0
-"""As of `runs`: a heartbeat older than this tells of no life."""
-
-BEATS = 3
-
-FAILED_WORDS = ("NODE_FAIL", "BOOT_FAIL")
-_RETRIES = (
-    "a requeued run starts again by itself and goes on from its last checkpoint, where the program resumes"
+from tuneplane.diagnose.rules.interrupted import (
+    NODE_FAILURE,
+    PREEMPTION,
+    WALLTIME,
+    ended_by,
+    waits_again,
+    who,
 )
+from tuneplane.diagnose.rules.restarts import INSTEAD, Following, fenced_lines, following
+from tuneplane.diagnose.rules.told import ENDED_BADLY, last_lines, seconds
+from tuneplane.runs.records import SILENT_S
 
 
 def stopped_by_user(evidence: Evidence) -> Finding | None:
@@ -28,7 +28,7 @@ def stopped_by_user(evidence: Evidence) -> Finding | None:
         "stopped-by-user",
         "it was stopped by tp job stop",
         f"tp job retry {evidence.run_id} starts it again as its next attempt",
-        evidence=_slurm_lines(evidence)[:2],
+        evidence=(*_slurm_lines(evidence)[:2], *evidence.earlier_ends[-2:]),
     )
 
 
@@ -38,6 +38,9 @@ def saved_and_ended(evidence: Evidence) -> Finding | None:
         evidence.state not in ("CANCELLED", "TIMEOUT", "PREEMPTED")
         or evidence.code != 0
         or not evidence.stop_marker
+        or evidence.job_id in (*evidence.stopped, *evidence.paused)
+        or ended_by(evidence) == WALLTIME
+        or evidence.end.not_restarted
     ):
         return None
     limit = evidence.slurm.fields.get("TimeLimit", "")
@@ -52,24 +55,40 @@ def saved_and_ended(evidence: Evidence) -> Finding | None:
 
 
 def walltime(evidence: Evidence) -> Finding | None:
-    """Slurm's time limit."""
-    marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
-    by_log = marked is not None and "DUE TO TIME LIMIT" in f"{marked.first} {marked.last}"
-    if evidence.state != "TIMEOUT" and not (by_log and evidence.state in ENDED_BADLY):
+    """Slurm's time limit, and what follows."""
+    if not _interrupted(evidence, WALLTIME):
         return None
     limit = evidence.slurm.fields.get("TimeLimit") or next(
         (s.time_limit for s in evidence.slurm.steps if s.time_limit), ""
     )
-    saved = " It was asked to save before." if evidence.stop_marker else ""
-    quiet = _quiet_before_end(evidence)
+    saved = evidence.end.code == 0
+    then = following(evidence)
+    remedy = then.remedy
+    if not saved:
+        remedy = (
+            f"{then.remedy}\nask for more (--time), or save and resume: the program looks at should_stop() or"
+            f" TUNEPLANE_STOP_FILE, which appears {_before(evidence)} before the limit"
+            + (", as it did here" if evidence.stop_marker else "")
+        )
+    ended = "and saved before it" if saved else "and Slurm ended it"
     return Finding(
         "walltime",
-        f"it reached its time limit{f' of {limit}' if limit else ''}, and Slurm ended it",
-        "ask for more (--time), or save and resume: the program looks at should_stop() or"
-        " TUNEPLANE_STOP_FILE, which"
-        f" appears {_before(evidence)} before the limit.{saved}\ntp job retry {evidence.run_id} starts it again",
-        evidence=(*_slurm_lines(evidence)[:2], *quiet),
+        f"{who(evidence)} reached its time limit{f' of {limit}' if limit else ''} {ended}; {then.clause}",
+        remedy,
+        evidence=(*_slurm_lines(evidence)[:2], *_quiet_before_end(evidence), *evidence.earlier_ends[-2:]),
     )
+
+
+def _interrupted(evidence: Evidence, cause: str) -> bool:
+    """Whether the last attempt was ended by `cause`, and that is what is to be told: not while another runs."""
+    if not (evidence.state in ENDED_BADLY or waits_again(evidence)) or _by_hand(evidence):
+        return False
+    return ended_by(evidence) == cause and not any(rule(evidence) for rule in INSTEAD)
+
+
+def _by_hand(evidence: Evidence) -> bool:
+    """Whether somebody stopped or paused it: that is told instead."""
+    return evidence.job_id in (*evidence.stopped, *evidence.paused) or evidence.state == "PAUSED"
 
 
 def _before(evidence: Evidence) -> str:
@@ -94,56 +113,72 @@ def _quiet_before_end(evidence: Evidence) -> tuple[str, ...]:
 
 def preempted(evidence: Evidence) -> Finding | None:
     """Another job had the higher right to the nodes."""
-    steps = [s for s in evidence.slurm.steps if s.state == "PREEMPTED"]
-    marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
-    by_log = marked is not None and "DUE TO PREEMPTION" in f"{marked.first} {marked.last}"
-    waits_again = evidence.slurm.waiting is not None and evidence.attempts > 0
-    if evidence.state != "PREEMPTED" and not (waits_again and (steps or by_log)):
+    if not _interrupted(evidence, PREEMPTION):
         return None
-    if waits_again:
-        sentence = "it was preempted by a job of higher priority, and waits to start again by itself"
-        remedy = (
-            "nothing is to be done; a partition or QOS that is not preempted costs more or waits longer."
-            f" {_RETRIES[0].upper()}{_RETRIES[1:]}"
-        )
-    else:
-        sentence = (
-            "it was preempted by a job of higher priority, and this site does not start it again by itself"
-        )
-        remedy = f"tp job retry {evidence.run_id}; or submit to a partition or QOS that is not preempted"
-    return Finding("preempted", sentence, remedy, evidence=_slurm_lines(evidence)[:3])
+    then = following(evidence)
+    remedy = f"{then.remedy}. A partition or QOS that is not preempted costs more or waits longer"
+    return Finding(
+        "preempted",
+        f"{who(evidence)} was preempted by a job of higher priority; {then.clause}",
+        remedy,
+        evidence=(*_slurm_lines(evidence)[:3], *evidence.earlier_ends[-2:]),
+    )
 
 
 def node_failure(evidence: Evidence) -> Finding | None:
-    """Slurm lost a node."""
-    steps = [s for s in evidence.slurm.steps if s.state in FAILED_WORDS]
-    marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
-    by_log = marked is not None and "DUE TO NODE FAILURE" in f"{marked.first} {marked.last}"
-    waits_again = evidence.slurm.waiting is not None and evidence.attempts > 0
-    if evidence.state not in FAILED_WORDS and not (waits_again and (steps or by_log)):
+    """Slurm or our own agents lost a node."""
+    fence = evidence.fence
+    being_ended = fence is not None and evidence.state in ("RUNNING", "COMPLETING")
+    if not being_ended and not _interrupted(evidence, NODE_FAILURE):
         return None
+    silent = fence.nodes[0] if fence else None
+    host = silent.host if silent else _failed_host(evidence)
+    node = next((n for n in evidence.nodes if n.host == host), None)
+    rank = silent.rank if silent and silent.rank is not None else node.rank if node else None
+    name = f"node {rank} ({host})" if host and rank is not None else f"node {host}" if host else "a node"
+    if fence and silent:
+        more = f" and {len(fence.nodes) - 1} more" if len(fence.nodes) > 1 else ""
+        age = f" for {seconds(silent.silent_s)}" if silent.silent_s is not None else ""
+        what = f"{name}{more} gave no sign of life{age}, so the others ended {who(evidence)}"
+    else:
+        what = f"{name} failed under {who(evidence)}"
+    if being_ended:
+        then = Following("that is being done now", "ask again in a moment")
+    else:
+        then = following(evidence)
+    avoided = evidence.restart.exclude if evidence.restart else ()
+    remedy = then.remedy
+    if avoided:
+        remedy += f"\nthe next attempt avoids {', '.join(avoided)}"
+    elif not being_ended and not waits_again(evidence):
+        remedy += f"; where the node is bad, leave it out: --exclude {host or 'NODE'}"
+    lines = [f"fence.json: written by node {fence.by}"] if fence and fence.by is not None else []
+    return Finding(
+        "node-failure",
+        f"{what}; {then.clause}",
+        remedy,
+        node=rank,
+        host=host,
+        evidence=(
+            *lines,
+            *fenced_lines(evidence)[:2],
+            *_slurm_lines(evidence)[:3],
+            *(f"sinfo: {said}" for said in evidence.slurm.nodes_now[:4]),
+            *evidence.earlier_ends[-2:],
+        ),
+    )
+
+
+def _failed_host(evidence: Evidence) -> str:
+    """The node that Slurm names, else the only one that is down or has left no exit record."""
     down = [
         said.split()[0]
         for said in evidence.slurm.nodes_now
         if re.search(r" (?:down|fail|drain|unknown)", said)
     ]
     silent = [node.host for node in evidence.nodes if node.code is None]
-    failed = evidence.slurm.fields.get("FailedNode", "")
-    host = failed or next((h for names in (down, silent) if len(names) == 1 for h in names), "")
-    node = next((n for n in evidence.nodes if n.host == host), None)
-    again = (
-        "it waits to start again by itself" if waits_again else "this site does not start it again by itself"
-    )
-    return Finding(
-        "node-failure",
-        f"{f'node {host}' if host else 'a node'} failed under it, and {again}",
-        f"{_RETRIES}"
-        if waits_again
-        else f"tp job retry {evidence.run_id}; leave the node out by --exclude {host or 'NODE'}",
-        node=node.rank if node else None,
-        host=host,
-        evidence=(*_slurm_lines(evidence)[:3], *(f"sinfo: {said}" for said in evidence.slurm.nodes_now[:4])),
-    )
+    named = evidence.slurm.fields.get("FailedNode", "")
+    return named or next((h for names in (down, silent) if len(names) == 1 for h in names), "")
 
 
 def suspended(evidence: Evidence) -> Finding | None:
@@ -219,7 +254,7 @@ def _killed_line(evidence: Evidence, node: Node) -> tuple[str, ...]:
 
 def cancelled(evidence: Evidence) -> Finding | None:
     """scancel, by whom."""
-    if evidence.state != "CANCELLED" or evidence.job_id in evidence.stopped:
+    if evidence.state != "CANCELLED" or _by_hand(evidence):
         return None
     step = next((s for s in evidence.slurm.steps if s.state.startswith("CANCELLED by")), None)
     marked = evidence.batch.mark("slurm-ended") if evidence.batch else None

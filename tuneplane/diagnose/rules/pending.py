@@ -6,7 +6,9 @@ import re
 from dataclasses import dataclass
 
 from tuneplane.diagnose.evidence import Evidence, Waiting
-from tuneplane.diagnose.finding import CERTAIN, Finding
+from tuneplane.diagnose.finding import LIKELY, Finding
+from tuneplane.diagnose.rules.interrupted import NODE_FAILURE, PREEMPTION, WALLTIME, ended_by, waits_again
+from tuneplane.diagnose.rules.told import seconds
 from tuneplane.runs.state import WAITING
 
 SMALLER = "ask for less (GPUs, nodes), or for less time (--time): a short job fits into gaps"
@@ -150,25 +152,42 @@ REASONS: tuple[Reason, ...] = (
 )
 
 
-def pending(evidence: Evidence) -> Finding | None:
-    """A run in the queue."""
+def queue_words(evidence: Evidence) -> Reason | None:
+    """Slurm's reason for a run that waits, with all that it names; None where it does not wait for Slurm."""
     waiting = evidence.slurm.waiting
     if evidence.state not in WAITING or waiting is None:
         return None
     said = (waiting.reason.strip("()") or evidence.reason).replace("_", " ")
     known = next((r for r in REASONS if re.fullmatch(r.words, said)), None)
+    known = known or Reason("", "Slurm says {reason}", "squeue(1) explains its reason codes")
     words = _Words(evidence, waiting, said)
-    plain = words.fill(known.plain) if known else f"Slurm says {said}"
-    sooner = words.fill(known.sooner) if known else "squeue(1) explains its reason codes"
-    estimate = waiting.start_estimate
-    expects = f"; Slurm expects it to start at {estimate}" if estimate and not (known and known.never) else ""
+    estimate = waiting.start_estimate if not known.never else ""
+    estimate = "" if estimate in words.fill(known.plain) else estimate
+    expects = f"; Slurm expects it to start at {estimate}" if estimate else ""
+    return Reason(said, words.fill(known.plain) + expects, words.fill(known.sooner), known.never)
+
+
+def pending(evidence: Evidence) -> Finding | None:
+    """A run in the queue."""
+    words = queue_words(evidence)
+    if words is None or evidence.job_id in evidence.paused:
+        return None
+    if waits_again(evidence) and ended_by(evidence) in (WALLTIME, PREEMPTION, NODE_FAILURE):
+        return None  # told with what ended its last attempt
     return Finding(
         "pending",
-        f"it waits in the queue: {plain}{expects}",
-        sooner,
-        evidence=(f"squeue: {evidence.state} ({said})", *_nodes(waiting)),
-        certainty=CERTAIN,
+        f"it waits in the queue: {words.plain}",
+        words.sooner,
+        evidence=queue_lines(evidence, words),
     )
+
+
+def queue_lines(evidence: Evidence, words: Reason) -> tuple[str, ...]:
+    """What speaks for it: Slurm's own word, how long it waits, what it asks for, how the nodes are."""
+    lines = [f"squeue: {evidence.state} ({words.words})"]
+    if evidence.submitted_at is not None:
+        lines.append(f"submitted {seconds(max(0.0, evidence.now - evidence.submitted_at))} ago")
+    return (*lines, *(_nodes(evidence.slurm.waiting) if evidence.slurm.waiting else ()))
 
 
 class _Words:
@@ -219,7 +238,14 @@ def waits_here(evidence: Evidence) -> Finding | None:
 
 
 def not_started(evidence: Evidence) -> Finding | None:
-    """Rendered for review."""
+    """Rendered for review, or never made whole."""
+    if evidence.state == "INCOMPLETE":
+        return Finding(
+            "not-started",
+            "it was never submitted: it is being made, or was left half-made by a tp that was killed",
+            "submit the experiment again",
+            certainty=LIKELY,
+        )
     if evidence.state != "PREPARED":
         return None
     return Finding(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from tuneplane.diagnose.culprit import culprit
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.rules.told import image_lines, last_lines, lines_of, on, place, shortly
+from tuneplane.diagnose.rules.told import image_lines, last_lines, lines_of, on, on_host, place, shortly
+
+OURS = "tuneplane: "
+"""Lines of the agent in a node's log."""
 
 OWN = ("FAILED", "LOST", "CANCELLED")
 
@@ -23,7 +26,7 @@ def first_failing_rank(evidence: Evidence) -> Finding | None:
     if found.is_victim:
         return Finding(
             "first-failing-rank",
-            f"rank {found.rank} failed first that is known of{_host(found.host)}, and it only lost another rank:"
+            f"rank {found.rank} failed first that is known of{on_host(found.host)}, and it only lost another rank:"
             f" {name}: {said}",
             "look at the logs of the other nodes: tp job logs RUN --node N",
             evidence=lines_of(found),
@@ -32,16 +35,12 @@ def first_failing_rank(evidence: Evidence) -> Finding | None:
         )
     return Finding(
         "first-failing-rank",
-        f"rank {found.rank} failed first{_host(found.host)}: {name}" + (f": {said}" if said else ""),
+        f"rank {found.rank} failed first{on_host(found.host)}: {name}" + (f": {said}" if said else ""),
         _where(found.trace.lines),
         evidence=lines_of(found),
         certainty=CERTAIN,
         **place(found),
     )
-
-
-def _host(host: str) -> str:
-    return f" on {host}" if host else ""
 
 
 def python_exception(evidence: Evidence) -> Finding | None:
@@ -86,11 +85,14 @@ def command_failed(evidence: Evidence) -> Finding | None:
         return None
     several = len(evidence.nodes) > 1
     where = f" on node {found.node.rank} ({found.host})" if several else ""
+    last = next(
+        (line for line in reversed(found.log.tail if found.log else ()) if not line.startswith(OURS)), ""
+    )
+    said = f"; the last it printed: {shortly(last)}" if last else ", and it printed nothing"
+    ended = f"the command ended with exit code {code}" if code < 128 else found.node.reason
     return Finding(
         "command-failed",
-        f"the command ended with exit code {code}{where}, and its last lines do not say why"
-        if code < 128
-        else f"{found.node.reason}{where}",
+        f"{ended}{where}{said}",
         "`set -x` in train.sh shows the line that fails; the whole log: tp job logs RUN",
         evidence=(*last_lines(found.log, 6), *image_lines(found.log)),
         certainty=LIKELY,

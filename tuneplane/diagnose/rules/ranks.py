@@ -7,9 +7,19 @@ import re
 from tuneplane.diagnose.culprit import Culprit, culprit, is_launcher
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
-from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines, lines_of, on, place, seconds, shortly
+from tuneplane.diagnose.rules.told import (
+    ENDED_BADLY,
+    at,
+    last_lines,
+    lines_of,
+    on,
+    on_host,
+    place,
+    seconds,
+    shortly,
+)
 
-SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV"}
+SIGNALS = {4: "SIGILL", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
 _NCCL = re.compile(r"\[?Rank (?P<rank>\d+)\].*collective operation timeout")
 _WAITED = re.compile(r"ran for (\d+) milliseconds")
@@ -124,7 +134,7 @@ def segmentation_fault(evidence: Evidence) -> Finding | None:
         remedy = "install a build for the nodes' processor, or ask for nodes like the one it was built for"
     return Finding(
         cause,
-        f"{_who(found) if found.rank is not None else 'the program'}{_host(found)} {what}",
+        f"{_who(found) if found.rank is not None else 'the program'}{on_host(found.host)} {what}",
         remedy,
         evidence=lines_of(found) if found.trace is None else last_lines(log, 6),
         **place(found),
@@ -136,21 +146,22 @@ def rank_killed(evidence: Evidence) -> Finding | None:
     if evidence.state not in ENDED_BADLY:
         return None
     found = culprit(evidence)
-    if found.ending is None or found.ending >= 0 or found.trace is not None or found.is_victim:
+    if found.ending is None or found.ending >= 0 or found.trace is not None:
+        return None
+    # TERM is a victim's end where another rank failed; here nobody else did.
+    alone = found.ending == -15 and found.node is not None and not found.node.told_to_stop
+    if found.is_victim and not (alone and not found.victims):
         return None
     name = SIGNALS.get(-found.ending, f"signal {-found.ending}")
     return Finding(
         "rank-killed",
-        f"{_who(found) if found.rank is not None else 'the command'} was ended by {name}{_host(found)}",
-        "look at the last lines of its log, and at what else ran on that node",
+        f"{_who(found) if found.rank is not None else 'the command'} was ended by {name}{on_host(found.host)}",
+        "neither TunePlane nor Slurm did that: look at the last lines of its log, and at what else ran on"
+        " that node",
         evidence=lines_of(found),
         certainty=LIKELY,
         **place(found),
     )
-
-
-def _host(found: Culprit) -> str:
-    return f" on {found.host}" if found.host else ""
 
 
 def address_in_use(evidence: Evidence) -> Finding | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.rules.told import at, last_lines
+from tuneplane.diagnose.rules.told import at, last_lines, shortly, trace_lines
 from tuneplane.diagnose.silence import QUIET_S, silence_s
 
 WELL = ("RUNNING", "COMPLETED")
@@ -44,6 +44,7 @@ def _without_points(evidence: Evidence) -> bool:
     job = evidence.job
     return (
         evidence.state in WELL
+        and not any(node.code for node in evidence.nodes)
         and not evidence.points.points
         and not evidence.points.refused
         and job is not None
@@ -61,7 +62,7 @@ def still_loading(evidence: Evidence) -> Finding | None:
         if mark is not None and mark.last in log.tail[-3:]:
             return Finding(
                 "still-loading",
-                "there are no points yet because weights or data are still downloading or loading",
+                "it runs, and there are no points yet because weights or data are still downloading or loading",
                 "wait; where compute nodes download slowly or not at all, fetch them on the login"
                 " node beforehand into"
                 " HF_HOME",
@@ -84,7 +85,8 @@ def no_log_call(evidence: Evidence) -> Finding | None:
         return _imports_without_points(evidence)
     return Finding(
         "no-log-call",
-        "it prints and reports no points: no file of the experiment names tuneplane.report or its callback",
+        "it runs well as far as can be seen, and reports no points: no file of the experiment names"
+        " tuneplane.report or its callback",
         "call log({...}, step=…) of tuneplane.report in the training loop, or give the trainer"
         " TunePlaneCallback();"
         " nothing is read out of what is printed",
@@ -97,13 +99,35 @@ def _imports_without_points(evidence: Evidence) -> Finding:
     names = ", ".join((evidence.written.reports or evidence.written.imports)[:3])
     return Finding(
         "no-points-yet",
-        f"it has reported no points yet, though {names} names tuneplane",
+        f"it runs well as far as can be seen, and has reported no points yet, though {names} names tuneplane",
         "the first log() may still be to come; only rank 0 reports; an import within `try` fails"
         " silently where the image"
         " has no tuneplane",
         evidence=(),
         certainty=POSSIBLE,
     )
+
+
+def completed_with_exception(evidence: Evidence) -> Finding | None:
+    """Exit code 0, and a traceback among the last words: somebody caught the one or the other."""
+    if evidence.state != "COMPLETED":
+        return None
+    for log in evidence.logs:
+        trace = log.traces[-1] if log.traces else None
+        if trace is None or not any(trace.lines[-1].strip() in line for line in log.tail[-3:]):
+            continue
+        name = trace.kind.rpartition(".")[2]
+        return Finding(
+            "completed-with-exception",
+            f"it completed with exit code 0, though {name} stands at the end of its log"
+            + (f": {shortly(trace.message)}" if trace.message else ""),
+            "where that was a failure, something hides the exit code: `|| true`, a command after it, a pipe"
+            " without `set -o pipefail`, an `except` that goes on",
+            evidence=trace_lines(trace)[-4:],
+            certainty=POSSIBLE,
+            **at(evidence, log),
+        )
+    return None
 
 
 def completed_without_points(evidence: Evidence) -> Finding | None:
@@ -126,7 +150,7 @@ def completed_without_points(evidence: Evidence) -> Finding | None:
         )
     return Finding(
         "completed-without-points",
-        f"it completed, and reported no points, {why}",
+        f"it completed with exit code 0, and reported no points, {why}",
         remedy,
         evidence=_last(evidence),
         certainty=LIKELY,
@@ -137,4 +161,11 @@ def _last(evidence: Evidence) -> tuple[str, ...]:
     return last_lines(evidence.logs[0], 2) if evidence.logs else ()
 
 
-RULES = (reporting_stopped, points_refused, still_loading, no_log_call, completed_without_points)
+RULES = (
+    reporting_stopped,
+    points_refused,
+    still_loading,
+    no_log_call,
+    completed_with_exception,
+    completed_without_points,
+)

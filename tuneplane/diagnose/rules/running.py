@@ -6,8 +6,12 @@ import re
 
 from tuneplane.diagnose.evidence import Evidence, Process
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.rules.told import last_lines, seconds
+from tuneplane.diagnose.rules.interrupted import HAPPENED
+from tuneplane.diagnose.rules.told import has_begun, last_lines, seconds
 from tuneplane.diagnose.silence import QUIET_S, silence_s
+
+STUCK_S = 120.0
+"""Slurm's KillWait, UnkillableStepTimeout and a usual epilog are over by then."""
 
 BUSY_PERCENT = 20.0
 """Of one CPU: a process that computes, or polls a GPU, uses more; one that waits uses less."""
@@ -59,7 +63,7 @@ def waits_for_rank(evidence: Evidence) -> Finding | None:
 def no_progress(evidence: Evidence) -> Finding | None:
     """Nothing printed or reported for long, and no process computes."""
     quiet = _quiet_s(evidence)
-    if evidence.state != "RUNNING" or quiet < QUIET_S or not _started(evidence):
+    if evidence.state != "RUNNING" or quiet < QUIET_S or not has_begun(evidence):
         return None
     busy = [p for p in evidence.processes if p.cpu_percent >= BUSY_PERCENT]
     if not evidence.processes or busy or waits_for_rank(evidence):
@@ -90,7 +94,7 @@ def no_progress(evidence: Evidence) -> Finding | None:
         "no-progress",
         f"it seems to hang: nothing was printed or reported for {seconds(quiet)}, no process computes, and {what}",
         f"tp job shell {evidence.run_id} opens a shell beside it; tp job stop {evidence.run_id} ends it"
-        + ("" if first.stack else f". For its stack: {_no_stack(first)}"),
+        + (f". For its stack: {_no_stack(first)}" if "py-spy" in first.no_stack else ""),
         evidence=(*_stack(first), _silence(evidence)),
         certainty=LIKELY,
         **where,  # type: ignore[arg-type]
@@ -100,7 +104,7 @@ def no_progress(evidence: Evidence) -> Finding | None:
 def slow_start(evidence: Evidence) -> Finding | None:
     """It computes and says nothing: before its first step, or within a long one."""
     quiet = _quiet_s(evidence)
-    if evidence.state != "RUNNING" or quiet < QUIET_S or not _started(evidence):
+    if evidence.state != "RUNNING" or quiet < QUIET_S or not has_begun(evidence):
         return None
     if not evidence.processes:
         return Finding(
@@ -141,10 +145,6 @@ def slow_start(evidence: Evidence) -> Finding | None:
         evidence=(*_stack(busy), _silence(evidence)),
         certainty=LIKELY,
     )
-
-
-def _started(evidence: Evidence) -> bool:
-    return any(node.command_started_at is not None for node in evidence.nodes)
 
 
 def _frames(process: Process) -> list[tuple[str, str, str]]:
@@ -201,7 +201,7 @@ def _tail(evidence: Evidence) -> tuple[str, ...]:
 
 def starting(evidence: Evidence) -> Finding | None:
     """Nodes were given, and the command is not up yet."""
-    if evidence.state != "RUNNING" or _started(evidence):
+    if evidence.state != "RUNNING" or has_begun(evidence):
         return None
     batch = last_lines(evidence.batch, 2) if evidence.batch else ()
     return Finding(
@@ -216,6 +216,15 @@ def ending(evidence: Evidence) -> Finding | None:
     """Between the order to end and the end."""
     if evidence.state != "COMPLETING":
         return None
+    over_s = evidence.now - evidence.ended_at if evidence.ended_at is not None else 0.0
+    if over_s > STUCK_S:
+        return Finding(
+            "ending",
+            f"the run itself ended {seconds(over_s)} ago, and Slurm still cleans up after it",
+            "what it wrote is whole; where it stays so, tell the administrators: an epilog, or a process that"
+            " cannot be killed, holds a node",
+            evidence=evidence.slurm.nodes_now[:4],
+        )
     left = [n for n in evidence.nodes if n.code is None]
     where = f" on {', '.join(n.host for n in left[:4])}" if left else ""
     grace = evidence.job.stop_grace_s if evidence.job else 0.0
@@ -230,7 +239,7 @@ def ending(evidence: Evidence) -> Finding | None:
 def healthy(evidence: Evidence) -> Finding | None:
     """It runs, and says so."""
     quiet = _quiet_s(evidence)
-    if evidence.state != "RUNNING" or quiet >= QUIET_S or not _started(evidence):
+    if evidence.state != "RUNNING" or quiet >= QUIET_S or not has_begun(evidence):
         return None
     points = ""
     if evidence.points.points and evidence.points.newest_age_s is not None:
@@ -238,12 +247,20 @@ def healthy(evidence: Evidence) -> Finding | None:
     ages = [log.age_s for log in evidence.logs]
     return Finding(
         "healthy",
-        f"nothing is wrong that can be seen: it runs on {_nodes(evidence)}"
+        f"nothing is wrong that can be seen: it runs on {_nodes(evidence)}{_since(evidence)}"
         + (f", printed its last line {seconds(min(ages))} ago" if ages else "")
         + points,
         "",
-        evidence=_tail(evidence)[-1:],
+        evidence=(*_tail(evidence)[-1:], *evidence.earlier_ends[-3:]),
     )
+
+
+def _since(evidence: Evidence) -> str:
+    """As which attempt, where it started again by itself."""
+    if evidence.attempt is None or not evidence.follows:
+        return ""
+    happened = HAPPENED.get(evidence.follows, "ended")
+    return f" as attempt {evidence.attempt}, since attempt {evidence.attempt - 1} {happened}"
 
 
 def _nodes(evidence: Evidence) -> str:

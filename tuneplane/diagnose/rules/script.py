@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from pathlib import PurePosixPath
 
+from tuneplane.diagnose.culprit import is_launcher
 from tuneplane.diagnose.evidence import Evidence, Log
 from tuneplane.diagnose.finding import Finding
 from tuneplane.diagnose.rules.told import ENDED_BADLY, at, image_lines, last_lines
@@ -35,7 +37,7 @@ class _Said:
 
 def _bash(evidence: Evidence) -> Iterator[_Said]:
     """Bash's last word in each node's log, where it is among the last lines of it."""
-    if evidence.state not in ENDED_BADLY:
+    if evidence.state not in ENDED_BADLY or evidence.written.crlf:
         return
     for log in evidence.logs:
         mark = log.mark("bash")
@@ -163,15 +165,95 @@ def not_executable(evidence: Evidence) -> Finding | None:
     return None
 
 
+_FILE = re.compile(
+    r"can't open file '(?P<python>[^']+)': \[Errno 2\]"
+    r"|^(?:/bin/|/usr/bin/)?(?:ba)?sh: (?P<sh>\S+): No such file or directory"
+    r"|^\S.*: line \d+: (?P<bash>\S+): No such file or directory"
+)
+_WORK = re.compile(r"/tuneplane-\d+/[^/]+/work/(?P<name>.+)$")
+
+
+def file_missing(evidence: Evidence) -> Finding | None:
+    """C6, C26: train.sh starts or reads a file that is not in the unpacked lab, or not where it was looked for."""
+    if evidence.state not in ENDED_BADLY or command_not_found(evidence):
+        return None
+    for log in evidence.logs:
+        found = next((m for line in log.tail[-6:] if (m := _FILE.search(line))), None)
+        if found is None or any(not is_launcher(trace) for trace in log.traces):
+            continue
+        path = found["python"] or found["sh"] or found["bash"]
+        why, remedy = _where_it_is(evidence, path)
+        return Finding(
+            "file-missing",
+            f"train.sh needs {_in_lab(path) or path}, which is not there{why}",
+            remedy,
+            evidence=(found.string,),
+            **at(evidence, log),
+        )
+    return None
+
+
+def _in_lab(path: str) -> str:
+    """A path of the unpacked lab, as it stands in the lab; empty for another one."""
+    inside = _WORK.search(path)
+    if inside is None:
+        return "" if path.startswith("/") else path
+    return inside["name"]
+
+
+def _where_it_is(evidence: Evidence, path: str) -> tuple[str, str]:
+    """Why a file is not there, and what to do, as far as Python files of the lab tell."""
+    name = _in_lab(path)
+    if not name:
+        return "", "look whether it is there on a compute node, and spelt so"
+    file = PurePosixPath(name)
+    modules = evidence.written.own_modules if file.suffix == ".py" else ()
+    if f"experiments/{evidence.experiment}/{file.with_suffix('')}" in modules:
+        return (
+            ": the working folder is the unpacked lab, and the file stands in the experiment's folder",
+            f'say "$TUNEPLANE_EXP_DIR/{name}"',
+        )
+    why = ": it is not among the files of the lab that were submitted"
+    near = get_close_matches(str(file.with_suffix("")), modules, 1, 0.7)
+    if near:
+        return why, f"did you mean {near[0]}.py?"
+    if "/" not in name and not file.suffix:
+        return (
+            "",
+            "say its whole path: nothing of the login shell's set-up (conda, aliases, its PATH) reaches a job",
+        )
+    return (
+        why,
+        "files that git does not know are not taken along: look at .gitignore, git add -A && git commit",
+    )
+
+
+def line_endings(evidence: Evidence) -> Finding | None:
+    """A script that was saved with Windows line endings."""
+    if evidence.state not in ENDED_BADLY or not evidence.written.crlf:
+        return None
+    script = f"experiments/{evidence.experiment}/train.sh"
+    log = evidence.logs[0] if evidence.logs else None
+    return Finding(
+        "script-line-endings",
+        "train.sh has Windows line endings (CRLF): bash takes the carriage return for a part of its words",
+        f"sed -i 's/\\r$//' {script}, then git add -A && git commit",
+        evidence=last_lines(log, 2),
+        **(at(evidence, log) if log else {}),
+    )
+
+
 def _contained(evidence: Evidence) -> bool:
     return evidence.job is not None and evidence.job.runtime != "none"
 
 
 RULES = (
+    line_endings,
     scaffold_unedited,
     contract_variable_missing,
     unbound_variable,
     script_syntax,
     command_not_found,
     not_executable,
+    file_missing,
 )

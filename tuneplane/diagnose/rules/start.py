@@ -7,17 +7,13 @@ from collections.abc import Iterator
 
 from tuneplane.diagnose.evidence import Evidence, Log
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
-from tuneplane.diagnose.rules.told import ENDED_BADLY, at, last_lines, shortly
+from tuneplane.diagnose.rules.told import ENDED_BADLY, at, has_begun, last_lines, shortly
 
 ENDING_S = 0.5
 """Within so much after the end of an attempt its own script may still say something."""
 
 FAILED_TO_START = "0:53"
 """Slurm's exit code where slurmd could not start the script or open its output file."""
-
-
-def _started(evidence: Evidence) -> bool:
-    return any(node.command_started_at is not None for node in evidence.nodes)
 
 
 def _words(evidence: Evidence) -> Iterator[tuple[Log, str]]:
@@ -47,7 +43,7 @@ def _refusal(evidence: Evidence) -> bool:
     batch = evidence.batch
     if evidence.state in ("PENDING", "RUNNING", "NOT_SUBMITTED") or batch is None:
         return False
-    if not _started(evidence):
+    if not has_begun(evidence):
         return True
     told_at = evidence.now - batch.age_s
     ours = any(line.startswith("tuneplane: ") or line.lstrip().startswith("→") for line in batch.tail[-2:])
@@ -160,7 +156,7 @@ def modules_missing(evidence: Evidence) -> Finding | None:
     found = _find(
         evidence, r"module.*(?:unknown|not found|cannot be loaded|Unable to locate)|sets up no modules"
     )
-    if found is None or evidence.state not in ENDED_BADLY or _started(evidence):
+    if found is None or evidence.state not in ENDED_BADLY or has_begun(evidence):
         return None
     return Finding(
         "modules-missing",
@@ -184,6 +180,48 @@ def mount_missing(evidence: Evidence) -> Finding | None:
         f"{path} is to be mounted into the container, and the node does not have it",
         "--mount, the site's mounts, HF_HOME and *_DATA_DIR must name what compute nodes see: look there, with"
         f" srun ls -d {path}",
+        evidence=(found[1],),
+        **at(evidence, found[0]),
+    )
+
+
+def image_missing(evidence: Evidence) -> Finding | None:
+    """The image's file was removed since the submit, or the login node alone sees it."""
+    if evidence.state not in ENDED_BADLY:
+        return None
+    found = _find(evidence, r"the image \S.* is not on this node")
+    if found is None:
+        return None
+    image = found[1].partition("the image ")[2].partition(" is not on this node")[0]
+    if evidence.job is not None and evidence.job.image_there:
+        why = "this machine sees it, so its folder is not shared with the node"
+        remedy = (
+            "keep images on storage that every node sees; one of a registry is put there by tp submit itself"
+        )
+    else:
+        why = "it was removed after the submit"
+        remedy = "submit again with an image that is there; keep the images of runs that have not ended"
+    return Finding(
+        "image-missing",
+        f"the image {image} is not on the node: {why}",
+        remedy,
+        evidence=(found[1],),
+        **at(evidence, found[0]),
+    )
+
+
+def image_changed(evidence: Evidence) -> Finding | None:
+    """C27: another file stands where the submitted image was."""
+    if evidence.state not in ENDED_BADLY:
+        return None
+    found = _find(evidence, r"the image \S.* is not the one that was submitted")
+    if found is None:
+        return None
+    image = found[1].partition("the image ")[2].partition(" is not the one")[0]
+    return Finding(
+        "image-changed",
+        f"the image {image} was changed after the submit, so the run was not started",
+        "submit again to run what is there now; give a new image a new name while runs wait for the old one",
         evidence=(found[1],),
         **at(evidence, found[0]),
     )
@@ -236,7 +274,7 @@ def container_failed(evidence: Evidence) -> Finding | None:
 
 def scratch_full(evidence: Evidence) -> Finding | None:
     """No room, or no right, for the unpacked code on the node."""
-    if evidence.state not in ENDED_BADLY or _started(evidence):
+    if evidence.state not in ENDED_BADLY or has_begun(evidence):
         return None
     found = _find(
         evidence, r"no scratch folder on this node|scratch: .* (?:belongs to|is a link|is not a folder)"
@@ -254,7 +292,7 @@ def scratch_full(evidence: Evidence) -> Finding | None:
 
 def agent_failed(evidence: Evidence) -> Finding | None:
     """Whatever else the agent or the claim said before there was a command."""
-    if evidence.state not in ENDED_BADLY or _started(evidence):
+    if evidence.state not in ENDED_BADLY or has_begun(evidence):
         return None
     found = _find(evidence, r"^tuneplane: (?!warning: |node \d+ of )")
     if found is None:
@@ -280,6 +318,8 @@ RULES = (
     storage_not_shared,
     modules_missing,
     mount_missing,
+    image_missing,
+    image_changed,
     runtime_missing,
     container_failed,
     scratch_full,

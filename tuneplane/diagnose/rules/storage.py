@@ -137,10 +137,11 @@ def work_folder_read_only(evidence: Evidence) -> Finding | None:
         if marked is None or found.trace is not None:
             return None
         text = marked[1].last
-    path = re.search(r"Read-only file system: '([^']+)'", text)
+    path = re.search(r"Read-only file system: '([^']+)'|[‘']([^’']+)[’'].*: Read-only file system", text)
+    name = (path[1] or path[2]) if path else "a read-only folder"
     return Finding(
         "work-folder-read-only",
-        f"the program wrote where it may not write{on(found)}: {path[1] if path else 'a read-only folder'}",
+        f"the program wrote where it may not write{on(found)}: {name}",
         'write to "$TUNEPLANE_OUT_DIR" (kept) or "$TMPDIR" (of this attempt): in a container the code, the working'
         " folder too, and the image are read-only",
         evidence=lines_of(found),

@@ -14,9 +14,6 @@ ENDED_BADLY = frozenset(
         *("DEADLINE", "REVOKED", "LOST"),
     )
 )
-OWN_FAILURE = frozenset(("FAILED", "LOST", "CANCELLED", "OUT_OF_MEMORY"))
-"""States in which the log may hold the cause. A job that failed by itself may be ended by Slurm as cancelled."""
-
 EVIDENCE_LINES = 8
 
 
@@ -68,6 +65,16 @@ def on(culprit: Culprit) -> str:
     if culprit.host:
         where.append(culprit.host)
     return f" on {' of '.join(where)}" if where else ""
+
+
+def on_host(host: str) -> str:
+    """` on n2`, where the host is known."""
+    return f" on {host}" if host else ""
+
+
+def has_begun(evidence: Evidence) -> bool:
+    """Whether the command was started on any node."""
+    return any(node.command_started_at is not None for node in evidence.nodes)
 
 
 def shortly(text: str, most: int = 160) -> str:
