@@ -247,12 +247,3 @@ def chain_length(run: RunFolder, before: int) -> int:
             break
         length += 1
     return length
-
-
-def describe(cause: str) -> str:
-    """A cause in words: `attempt 0 met its walltime`."""
-    return {
-        WALLTIME: "met its walltime",
-        PREEMPTION: "was preempted",
-        NODE_FAILURE: "lost a node",
-    }.get(cause, "was started again by Slurm")
