@@ -170,7 +170,7 @@ def test_a_chain_without_progress_is_told_with_what_would_make_progress() -> Non
     earlier = ("attempt 1: exit code 0: walltime",)
     findings = diagnose(run_of("TIMEOUT", end=ended, code=143, earlier_ends=earlier))
     assert findings[0].cause == "restarts-without-progress"
-    assert findings[0].sentence == f"attempt 2 met its time limit, and it is not started again: {NO_PROGRESS}"
+    assert findings[0].sentence == f"attempt 2 met its walltime, and it is not started again: {NO_PROGRESS}"
     assert "--time" in findings[0].remedy
     assert "attempt 2: step 120, checkpoints: step-100, step-120" in findings[0].evidence
     assert earlier[0] in findings[0].evidence
@@ -190,7 +190,7 @@ def test_a_restart_that_nobody_carried_out_is_told_with_the_command_that_does() 
     found = first(run_of("TIMEOUT", end=End(0, "walltime", True), code=0, stop_marker=True, restart=lost))
     assert found.cause == "restart-lost"
     assert found.sentence == (
-        "attempt 2 met its time limit, and the next one was not started: whoever was to start it is gone"
+        "attempt 2 met its walltime, and the next one was not started: whoever was to start it is gone"
     )
     assert found.remedy == f"tp job resume {RUN} carries the restart out"
     assert found.certainty == "likely"

@@ -197,7 +197,7 @@ def chains(testbed: Testbed) -> Iterator[Chains]:
             (240, 0, "deaf", []),
             (240, 0, "deaf catches-USR1", ["--save-signal", "USR1"]),
         ):
-            lab = make_lab(testbed, steps, 0.25, every, words)
+            lab = make_lab(testbed, last, 0.25, every, words)
             runs.append(lab.submit("h200-bare", *ONE_GPU, "--time", "2", *more))
         runs += array_of_two(testbed)
         runs.append(orphaned(testbed))

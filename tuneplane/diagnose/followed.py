@@ -6,21 +6,16 @@
 from __future__ import annotations
 
 from tuneplane.diagnose.evidence import End, Fence, Restart, Silent
-from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
+from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.node.record import read_record
 from tuneplane.runs.records import number, whole
-
-FENCE, RESTART = "fence.json", "restart.json"
-RESTARTED, RESTART_ERROR = "restarted.json", "restart-error.txt"
-PAUSED = "paused"
-"""Of the run's folder: a line for each job that `tp job pause` ended or held."""
 
 MOST_NAMES = 20
 
 
 def read_fence(attempt: AttemptFolder) -> Fence | None:
     """The nodes that were given up; None where none was."""
-    value = read_record(attempt.path / FENCE)
+    value = read_record(attempt.fence)
     nodes = value.get("nodes")
     if not isinstance(nodes, list):
         return None
@@ -34,13 +29,13 @@ def read_fence(attempt: AttemptFolder) -> Fence | None:
 
 def read_restart(attempt: AttemptFolder, now: float) -> Restart | None:
     """The intent to restart, and what came of it; None where there was none. now: seconds since the epoch."""
-    value = read_record(attempt.path / RESTART)
+    value = read_record(attempt.restart)
     if not value:
         return None
-    done = read_record(attempt.path / RESTARTED)
+    done = read_record(attempt.restarted)
     at, exclude = number(value.get("at")), value.get("exclude")
     try:
-        error = (attempt.path / RESTART_ERROR).read_text(encoding="utf-8", errors="replace")
+        error = attempt.restart_error.read_text(encoding="utf-8", errors="replace")
     except OSError:
         error = ""
     return Restart(
@@ -84,7 +79,4 @@ def read_ending(attempt: AttemptFolder) -> str:
 
 def read_paused(run: RunFolder) -> tuple[str, ...]:
     """Ids of the jobs that `tp job pause` ended or held."""
-    try:
-        return tuple((run.path / PAUSED).read_text(encoding="utf-8", errors="replace").split())
-    except OSError:
-        return ()
+    return tuple(sorted(noted_jobs(run.paused)))

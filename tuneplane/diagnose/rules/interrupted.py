@@ -10,12 +10,6 @@ WALLTIME, PREEMPTION, NODE_FAILURE, ASKED = "walltime", "preemption", "node_fail
 LAST_LINES = 12
 """Of the batch script's output: what Slurm and srun say of one end, of a few nodes."""
 
-HAPPENED = {
-    WALLTIME: "met its time limit",
-    PREEMPTION: "was preempted",
-    NODE_FAILURE: "lost a node",
-    ASKED: "was asked to save and end",
-}
 _SLURM_SAYS = {
     "DUE TO TIME LIMIT": WALLTIME,
     "DUE TO PREEMPTION": PREEMPTION,

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, Finding
-from tuneplane.diagnose.rules.interrupted import HAPPENED, PREEMPTION, WALLTIME, ended_by, waits_again
+from tuneplane.diagnose.rules.interrupted import PREEMPTION, WALLTIME, ended_by, waits_again
 from tuneplane.diagnose.rules.pending import queue_words
 from tuneplane.diagnose.rules.told import ENDED_BADLY, last_lines, seconds
+from tuneplane.runs.causes import words
 from tuneplane.runs.state import WAITING
 
 CARRIED_OUT_S = 60.0
@@ -117,7 +118,7 @@ def restart_lost(evidence: Evidence) -> Finding | None:
         return None
     if not intent.error and (intent.age_s is None or intent.age_s < CARRIED_OUT_S):
         return None
-    happened = HAPPENED.get(intent.cause, "ended")
+    happened = words(intent.cause)
     why = f"Slurm refused it: {intent.error}" if intent.error else "whoever was to start it is gone"
     age = f", {seconds(intent.age_s)} ago" if intent.age_s is not None else ""
     return Finding(
@@ -134,7 +135,7 @@ def without_progress(evidence: Evidence) -> Finding | None:
     told = evidence.end.not_restarted
     if "no progress" not in told or evidence.state in (*WAITING, "RUNNING"):
         return None
-    happened = HAPPENED.get(ended_by(evidence), "ended")
+    happened = words(ended_by(evidence))
     return Finding(
         "restarts-without-progress",
         f"attempt {evidence.attempt} {happened}, and it is not started again: {told}",
@@ -150,7 +151,7 @@ def restarts_used_up(evidence: Evidence) -> Finding | None:
     told = evidence.end.not_restarted
     if "max_restarts" not in told or "is reached" not in told or evidence.state in (*WAITING, "RUNNING"):
         return None
-    happened = HAPPENED.get(ended_by(evidence), "ended")
+    happened = words(ended_by(evidence))
     return Finding(
         "restarts-used-up",
         f"attempt {evidence.attempt} {happened}, and it is not started again: {told}",

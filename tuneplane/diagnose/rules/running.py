@@ -6,9 +6,9 @@ import re
 
 from tuneplane.diagnose.evidence import Evidence, Process
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
-from tuneplane.diagnose.rules.interrupted import HAPPENED
 from tuneplane.diagnose.rules.told import has_begun, last_lines, seconds
 from tuneplane.diagnose.silence import QUIET_S, silence_s
+from tuneplane.runs.causes import words
 
 STUCK_S = 120.0
 """Slurm's KillWait, UnkillableStepTimeout and a usual epilog are over by then."""
@@ -259,7 +259,7 @@ def _since(evidence: Evidence) -> str:
     """As which attempt, where it started again by itself."""
     if evidence.attempt is None or not evidence.follows:
         return ""
-    happened = HAPPENED.get(evidence.follows, "ended")
+    happened = words(evidence.follows)
     return f" as attempt {evidence.attempt}, since attempt {evidence.attempt - 1} {happened}"
 
 
