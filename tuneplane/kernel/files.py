@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
     """
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     # Cut, so that a name of 255 bytes has a temporary one too.
-    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -36,7 +35,7 @@ def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:
 
 def create_once(path: Path, content: str, mode: int = 0o644) -> bool:
     """Write a file that must not be there yet, whole; whether it was this call that made it. Raises OSError."""
-    temporary = path.with_name(f".{path.name[:40]}.{secrets.token_hex(4)}.once")
+    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.once")
     write_atomic(temporary, content, mode)
     try:
         os.link(temporary, path)

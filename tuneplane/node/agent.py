@@ -23,7 +23,6 @@ from tuneplane.node.early import EARLY_S, explain
 from tuneplane.node.ending import Ending
 from tuneplane.node.environment import Place, job_environment, read_secrets
 from tuneplane.node.fence import Fence
-from tuneplane.node.outcome import end_for_node_0
 from tuneplane.node.process import become_subreaper
 from tuneplane.node.record import NodeRecord, read_record
 from tuneplane.node.scratch import (
@@ -119,6 +118,8 @@ class NodeRun:
             with suppress(OSError):
                 print(f"tuneplane: {self.attempt.path} takes no exit record: {ended.reason}", file=sys.stderr)
         if declared and self.given.rank != 0:  # node 0, whose batch script would do it, is dead
+            from tuneplane.node.outcome import end_for_node_0
+
             end_for_node_0(self.folder, self.attempt, self.environ)
         return ended.code
 

@@ -23,7 +23,6 @@ from tuneplane.node.address import head_address, pick_port
 from tuneplane.node.allocation import place_differences, slurm_job_id
 from tuneplane.node.fence import fenced_after_s
 from tuneplane.node.record import read_record
-from tuneplane.node.restart import chain_length
 from tuneplane.node.start import check_start
 from tuneplane.spec import JobSpec
 
@@ -121,6 +120,18 @@ def refuse_restart(run: RunFolder, job: JobSpec, attempt: AttemptFolder, slurm_i
         why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
         what = f"attempt {attempt.number} was not the last by itself, and {why}"
         raise OperationError(Fault(what, str(run.path), f"tp job resume {run.run_id} starts it again"))
+
+
+def chain_length(run: RunFolder, before: int) -> int:
+    """How many attempts up to and with `before` started by themselves, one after the other."""
+    length = 0
+    for attempt in reversed(run.attempts()):
+        if attempt.number > before:
+            continue
+        if not read_record(attempt.start).get("automatic"):
+            break
+        length += 1
+    return length
 
 
 def wait_until_fenced(attempt: AttemptFolder, job: JobSpec) -> None:

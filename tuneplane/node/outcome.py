@@ -17,6 +17,7 @@ from tuneplane.kernel.errors import OperationError, TunePlaneError
 from tuneplane.kernel.files import write_json
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.node.allocation import slurm_job_id
+from tuneplane.node.attempt import chain_length
 from tuneplane.node.fence import fenced_after_s, silence_sentence
 from tuneplane.node.progress import Progress, has_progressed, read_progress, recorded
 from tuneplane.node.record import read_record
@@ -27,7 +28,6 @@ from tuneplane.node.restart import (
     ask_slurm,
     carry_out,
     cause_of,
-    chain_length,
     excluded,
     note_intent,
     run_slurm,

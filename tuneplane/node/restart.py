@@ -235,15 +235,3 @@ def run_slurm(argv: list[str], environ: Mapping[str, str]) -> str:
         words = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
         raise OperationError(Fault(f"{command}: {words}", "Slurm"))
     return done.stdout
-
-
-def chain_length(run: RunFolder, before: int) -> int:
-    """How many attempts up to and with `before` started by themselves, one after the other."""
-    length = 0
-    for attempt in reversed(run.attempts()):
-        if attempt.number > before:
-            continue
-        if not read_record(attempt.start).get("automatic"):
-            break
-        length += 1
-    return length
