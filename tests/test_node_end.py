@@ -109,7 +109,6 @@ def test_the_batch_script_reads_one_number(run: Run) -> None:
         "cause": "",
         "to_be_continued": False,
         "not_restarted": "",
-        "progress": {"step": None, "checkpoints": [], "saved_at": 0.0},
     }
 
 

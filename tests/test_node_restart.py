@@ -258,8 +258,6 @@ NOW = 1_000_000.0
 ASKED = {
     "asked_at": NOW,
     "dead": False,
-    "failed_itself": False,
-    "completed": False,
     "warned_s": 120,
     "now": NOW,
 }
@@ -280,8 +278,6 @@ ASKED = {
         (SlurmWord(), {}, ""),
         (SlurmWord("RUNNING"), {}, ""),  # without a limit
         (SlurmWord(), {"asked_at": None}, ""),
-        (SlurmWord("TIMEOUT"), {"failed_itself": True}, ""),
-        (SlurmWord("RUNNING", limit_at=NOW + 100), {"completed": True}, ""),
         (SlurmWord("CANCELLED"), {"dead": True}, NODE_FAILURE),
     ],
 )

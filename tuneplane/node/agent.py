@@ -118,7 +118,7 @@ class NodeRun:
             with suppress(OSError):
                 print(f"tuneplane: {self.attempt.path} takes no exit record: {ended.reason}", file=sys.stderr)
         if declared and self.given.rank != 0:  # node 0, whose batch script would do it, is dead
-            from tuneplane.node.outcome import end_for_node_0
+            from tuneplane.node.chain import end_for_node_0
 
             end_for_node_0(self.folder, self.attempt, self.environ)
         return ended.code

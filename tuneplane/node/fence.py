@@ -15,6 +15,7 @@ from typing import Any, Callable
 
 from tuneplane.kernel.files import create_once, json_text
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
+from tuneplane.node.outcome import silence_sentence
 from tuneplane.node.pulse import Pulse, Silence
 from tuneplane.node.record import read_record
 from tuneplane.node.signals import Signals
@@ -196,12 +197,6 @@ class Fence:
                 self._beats[other] = beat
                 silence.hear()
             self._storage_s[other] = silence.tick(time.monotonic())
-
-
-def silence_sentence(hosts: list[str], silent_s: float) -> str:
-    """`n3 has been silent for 30 s: it is dead or cut off`."""
-    has, it_is = ("has", "it is") if len(hosts) == 1 else ("have", "they are")
-    return f"{', '.join(hosts)} {has} been silent for {silent_s:.0f} s: {it_is} dead or cut off"
 
 
 def controller_answers(environ: Mapping[str, str]) -> bool:

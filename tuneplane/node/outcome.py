@@ -8,31 +8,13 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from tuneplane.kernel.errors import OperationError, TunePlaneError
+from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.files import write_json
-from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
-from tuneplane.node.allocation import slurm_job_id
-from tuneplane.node.attempt import chain_length
-from tuneplane.node.fence import fenced_after_s, silence_sentence
-from tuneplane.node.progress import Progress, has_progressed, read_progress, recorded
+from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
 from tuneplane.node.record import read_record
-from tuneplane.node.restart import (
-    WALLTIME,
-    Plan,
-    SlurmWord,
-    ask_slurm,
-    carry_out,
-    cause_of,
-    excluded,
-    note_intent,
-    run_slurm,
-)
-from tuneplane.spec import JobSpec, read
 
 WRITE_S = 10.0
 """How long the end is tried to be written where the disk is full; the exit code is told all the same."""
@@ -56,6 +38,11 @@ class Outcome:
     stop_requested: bool
     for_good: bool
     failed_itself: bool = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the records alone say that the run does not go on: it is complete, or failed by itself."""
+        return self.failed_itself or (self.for_good and not self.code)
 
 
 def judge(
@@ -94,59 +81,49 @@ def never_began(nodes: list[dict[str, Any]], hosts: list[str]) -> list[dict[str,
     return [{"rank": rank, "host": host} for rank, host in enumerate(hosts) if rank not in seen]
 
 
+def silence_sentence(hosts: list[str], silent_s: float) -> str:
+    """`n3 has been silent for 30 s: it is dead or cut off`."""
+    has, it_is = ("has", "it is") if len(hosts) == 1 else ("have", "they are")
+    return f"{', '.join(hosts)} {has} been silent for {silent_s:.0f} s: {it_is} dead or cut off"
+
+
 def end(run: RunFolder, number: int, srun_code: int, environ: Mapping[str, str], rank: int = 0) -> int:
     """End an attempt: its record written, the run started again where it goes on; the exit code.
 
     rank: whose agent or batch script calls it. May be called again where it was killed half-way. Secrets of a
     run that ended for good are removed.
     """
-    attempt, job = run.attempt(number), read(run.job)
-    job_id = str(read_record(attempt.start).get("job_id") or slurm_job_id(environ))
+    attempt = run.attempt(number)
     fence = read_record(attempt.fence)
     if fence and fence.get("by") != rank:
         return srun_code or ENDED_ELSEWHERE  # node 0 was given up by the others, who see to the end
-    if not attempt.end.exists():
-        if fence:
-            _wait_until_fenced(attempt, job, fence)
-        code = _end(run, attempt, job, srun_code, job_id, fence, environ)
-    else:
-        code = int(read_record(attempt.end).get("code") or 0)
-    if attempt.restart.exists() and not carry_out(run, attempt, job, job_id, environ):
-        told = attempt.restart_error.read_text(encoding="utf-8", errors="replace").strip()
-        print(f"tuneplane: the run does not go on by itself: {told}", file=sys.stderr)
+    end = read_record(attempt.end)
+    code = int(end.get("code") or 0) if end else _end(run, attempt, srun_code, fence, environ)
+    if attempt.restart.exists():
+        from tuneplane.node.chain import go_on
+
+        try:
+            go_on(run, attempt, environ)
+        except (OSError, TunePlaneError) as error:
+            print(f"tuneplane: the run does not go on by itself: {error}", file=sys.stderr)
     return code
 
 
-def end_for_node_0(run: RunFolder, attempt: AttemptFolder, environ: Mapping[str, str]) -> None:
-    """On another node, node 0 being dead: end the attempt, and the job, which its batch script cannot end."""
-    rank = int(environ.get("SLURM_NODEID", "0"))
-    try:
-        end(run, attempt.number, ENDED_ELSEWHERE, environ, rank)
-    except (OSError, TunePlaneError) as error:
-        print(f"tuneplane: the attempt could not be ended: {error}", file=sys.stderr)
-    job_id = slurm_job_id(environ)
-    if job_id:
-        with suppress(OperationError):
-            run_slurm(["scancel", job_id], environ)
-
-
 def _end(
-    run: RunFolder,
-    attempt: AttemptFolder,
-    job: JobSpec,
-    srun_code: int,
-    job_id: str,
-    fence: dict[str, Any],
-    environ: Mapping[str, str],
+    run: RunFolder, attempt: AttemptFolder, srun_code: int, fence: dict[str, Any], environ: Mapping[str, str]
 ) -> int:
     nodes = [record for path in sorted(attempt.path.glob("node-*.json")) if (record := read_record(path))]
     start = read_record(attempt.start)
     nodes += never_began(nodes, start.get("hosts") or []) if srun_code else []
     outcome = judge(nodes, srun_code, attempt.stop_marker.exists(), fence.get("nodes") or [])
-    progress = read_progress(run, job, attempt.number)
-    plan = make_plan(run, attempt, job, outcome, progress, bool(fence), job_id, environ)
-    if plan.way:
-        note_intent(attempt, plan)
+    follows: dict[str, Any] = {"cause": "", "to_be_continued": False, "not_restarted": ""}
+    if not outcome.is_settled and run.attempts()[-1:] == [attempt]:  # one that was cut off ends late
+        from tuneplane.node.chain import plan_next  # only here: most ends need neither Slurm nor the job
+
+        try:
+            follows = plan_next(run, attempt, fence, environ)
+        except (OSError, TunePlaneError) as error:  # how it ended is written all the same
+            follows["not_restarted"] = f"what follows could not be decided: {error}"
     _write_end(
         attempt,
         {
@@ -157,81 +134,17 @@ def _end(
             "reason": outcome.reason,
             "stop_requested": outcome.stop_requested,
             "for_good": outcome.for_good,
-            "cause": plan.cause,
-            "to_be_continued": bool(plan.way),
-            "not_restarted": plan.refused,
-            "progress": progress.as_dict(),
+            **follows,
             "ended_at": time.time(),
         },
     )
     # An old attempt that was cut off and ends late must not take them from its successor.
-    if (outcome.for_good or plan.refused) and run.attempts()[-1:] == [attempt]:
+    if (outcome.for_good or follows["not_restarted"]) and run.attempts()[-1:] == [attempt]:
         try:
             run.secrets.unlink(missing_ok=True)
         except OSError as error:
             print(f"tuneplane: {run.secrets} not removed: {error.strerror}", file=sys.stderr)
     return outcome.code
-
-
-def make_plan(
-    run: RunFolder,
-    attempt: AttemptFolder,
-    job: JobSpec,
-    outcome: Outcome,
-    progress: Progress,
-    dead: bool,
-    job_id: str,
-    environ: Mapping[str, str],
-) -> Plan:
-    """Whether this run goes on, and how. Asks Slurm where the records alone do not tell the cause."""
-    slurm = job.spec.slurm
-    if slurm is None or run.attempts()[-1:] != [attempt]:  # one that was cut off ends late
-        return Plan()
-    if job_id in noted_jobs(run.stopped) | noted_jobs(run.paused):
-        return Plan()
-    itself, completed = outcome.failed_itself, outcome.for_good and not outcome.code
-    asks = not (dead or itself or completed)
-    cause = cause_of(
-        dead=dead,
-        failed_itself=itself,
-        completed=completed,
-        asked_at=_changed_at(attempt.stop_marker),
-        word=ask_slurm(job_id, environ) if asks else SlurmWord(),
-        warned_s=slurm.signal_before_end_s or 0,
-        now=time.time(),
-    )
-    if not cause:
-        return Plan()
-    most = job.spec.restart.max_restarts
-    if chain_length(run, attempt.number) >= most:
-        why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
-        return Plan(cause, refused=why)
-    before = [recorded(read_record(a.end)) for a in run.attempts() if a.number < attempt.number]
-    started_at = float(read_record(attempt.start).get("started_at") or 0)
-    if cause == WALLTIME and not has_progressed(progress, before, started_at):
-        since = f" since attempt {attempt.number - 1}" if attempt.number else ""
-        return Plan(
-            cause, refused=f"no progress{since}: no new checkpoint in out/checkpoints and no new step"
-        )
-    # Slurm would give the dead node again, and a node that our agents alone saw die is none to it.
-    way = "successor" if dead else job.spec.restart.way
-    return Plan(cause, way, excluded(run, job, attempt.number))
-
-
-def _wait_until_fenced(attempt: AttemptFolder, job: JobSpec, fence: dict[str, Any]) -> None:
-    """Until no process of this attempt can be left: the others' have ended, the dead nodes fenced themselves."""
-    dead = fence.get("nodes") or []
-    silent_s = max((float(node.get("silent_s") or 0) for node in dead), default=0.0)
-    sure_at = float(fence.get("at") or time.time()) - silent_s + fenced_after_s(job.spec.node.heartbeat_s)
-    while time.time() < sure_at:
-        time.sleep(min(RETRY_S, max(0.0, sure_at - time.time())))
-
-
-def _changed_at(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return None
 
 
 def _write_end(attempt: AttemptFolder, values: dict[str, Any]) -> None:

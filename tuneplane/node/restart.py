@@ -72,8 +72,6 @@ class Plan:
 def cause_of(
     *,
     dead: bool,
-    failed_itself: bool,
-    completed: bool,
     asked_at: float | None,
     word: SlurmWord,
     warned_s: int,
@@ -86,8 +84,6 @@ def cause_of(
     """
     if dead:
         return NODE_FAILURE
-    if failed_itself or completed:
-        return ""
     if word.preempted or word.state == "PREEMPTED":
         return PREEMPTION
     if word.state in ("NODE_FAIL", "BOOT_FAIL"):
