@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import shlex
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
+from chain_lab import end_of, left_on_nodes, make_lab, steps, steps_of, unbroken
 from conftest import hold
 from slurm_lab import Run, SlurmLab, unique
 from testbed_client import Testbed
@@ -20,114 +17,6 @@ from testbed_client import Testbed
 pytestmark = [pytest.mark.testbed, pytest.mark.slow, pytest.mark.timeout(420)]
 
 ONE_GPU = ["--nodes", "1", "--gpus-per-node", "1"]
-NODES = ("n1", "n2", "n3", "n4")
-
-TRAINER = r"""
-import hashlib, json, os, pathlib, signal, sys, time
-
-out, stop = pathlib.Path(os.environ["TUNEPLANE_OUT_DIR"]), os.environ["TUNEPLANE_STOP_FILE"]
-rank, attempt = os.environ["TUNEPLANE_MACHINE_RANK"], os.environ["TUNEPLANE_JOB_ATTEMPT"]
-last, pace_s, every = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-folder = out / "checkpoints" / rank
-folder.mkdir(parents=True, exist_ok=True)
-step, weights = 0, "0" * 64
-for path in sorted(folder.glob("step-*.json"))[-1:]:
-    step, weights = json.loads(path.read_text())
-told = []
-for word in sys.argv:
-    if word.startswith("catches-"):
-        signal.signal(getattr(signal, "SIG" + word[8:]), lambda *_: told.append(1))
-print(f"attempt {attempt} begins after step {step}", flush=True)
-
-def save():
-    draft = folder / ".draft"
-    draft.write_text(json.dumps([step, weights]))
-    draft.rename(folder / f"step-{step:06d}.json")
-
-with open(out / f"steps-{rank}-{attempt}.txt", "a") as steps:
-    while step < last:
-        time.sleep(pace_s)
-        step += 1
-        weights = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
-        print(step, attempt, time.time(), file=steps, flush=True)
-        if every and step % every == 0:
-            save()
-        if told or (os.path.exists(stop) and "deaf" not in sys.argv):
-            save()
-            print("saved and ended", flush=True)
-            sys.exit(0)
-save()
-(out / f"final-{rank}.json").write_text(json.dumps([step, weights]))
-"""
-
-
-def unbroken(last: int) -> list[Any]:
-    """The final checkpoint of a run that nothing interrupts."""
-    weights = "0" * 64
-    for step in range(1, last + 1):
-        weights = hashlib.sha256(f"{weights} {step}".encode()).hexdigest()
-    return [last, weights]
-
-
-def make_lab(testbed: Testbed, last: int, pace_s: float, every: int, *words: str) -> SlurmLab:
-    """A lab whose trainer makes `last` steps, saves at every `every`-th, and is what `words` say."""
-    lab = SlurmLab(testbed, experiment=unique("goes-on"))
-    lab.write(f"experiments/{lab.experiment}/train.py", TRAINER)
-    train = f'python3 "$TUNEPLANE_EXP_DIR/train.py" {last} {pace_s} {every} {" ".join(words)}'
-    lab.train_sh(f"sleep 100000 &\n{train}\nstatus=$?\nkill $!\nexit $status")
-    lab.commit()
-    return lab
-
-
-@dataclass(frozen=True)
-class Step:
-    number: int
-    attempt: int
-    at: float  # seconds since the epoch
-
-
-def steps(run: Run, rank: int = 0, attempt: int = 0) -> list[Step]:
-    """What one rank of one attempt noted of its steps."""
-    path = run.folder / f"out/steps-{rank}-{attempt}.txt"
-    if not path.exists():
-        return []
-    words = [line.split() for line in path.read_text().splitlines() if line.count(" ") == 2]
-    return [Step(int(number), int(of), float(at)) for number, of, at in words]
-
-
-def steps_of(run: Run, rank: int = 0) -> list[tuple[int, int]]:
-    """(step, attempt) of one rank, attempt by attempt; a file has the lines of its own attempt alone."""
-    found = []
-    for attempt in range(len(list((run.folder / "attempts").glob("*/start.json")))):
-        noted = steps(run, rank, attempt)
-        assert {step.attempt for step in noted} == {attempt}
-        found += [(step.number, attempt) for step in noted]
-    return found
-
-
-def left_on_nodes(run: Run) -> list[str]:
-    """Processes of a run on any node, a moment after its end."""
-    bed, found = run.lab.bed, [""]
-    for _ in range(50):
-        found = [bed.node_exec(n, ["pgrep", "-af", run.run_id], check=False).stdout for n in NODES]
-        if not any(found):
-            return []
-        time.sleep(0.2)
-    return [line for line in found if line]
-
-
-@contextmanager
-def cut(testbed: Testbed, node: str) -> Iterator[float]:
-    """A node without its network, and with it again afterwards; the time of the cut."""
-    testbed.cut(node)
-    try:
-        yield time.time()
-    finally:
-        testbed.join(node)
-
-
-def end_of(run: Run, attempt: int) -> dict[str, Any]:
-    return dict(json.loads(run.read(f"attempts/{attempt}/end.json")))
 
 
 @pytest.fixture
@@ -190,20 +79,22 @@ def orphaned(testbed: Testbed) -> Run:
 @pytest.fixture(scope="module")
 def chains(testbed: Testbed) -> Iterator[Chains]:
     with hold(fcntl.LOCK_SH):
-        runs = []
-        for last, every, words, more in (
-            (240, 0, "", []),
-            (240, 5, "deaf", []),
-            (240, 0, "deaf", []),
-            (240, 0, "deaf catches-USR1", ["--save-signal", "USR1"]),
-        ):
-            lab = make_lab(testbed, last, 0.25, every, words)
-            runs.append(lab.submit("h200-bare", *ONE_GPU, "--time", "2", *more))
-        runs += array_of_two(testbed)
-        runs.append(orphaned(testbed))
-        yield Chains(*runs)
-        for run in runs:
-            run.tp("stop", check=False)
+        runs: list[Run] = []
+        try:
+            for last, every, words, more in (
+                (240, 0, "", []),
+                (240, 5, "deaf", []),
+                (240, 0, "deaf", []),
+                (240, 0, "deaf catches-USR1", ["--save-signal", "USR1"]),
+            ):
+                lab = make_lab(testbed, last, 0.25, every, words)
+                runs.append(lab.submit("h200-bare", *ONE_GPU, "--time", "2", *more))
+            runs += array_of_two(testbed)
+            runs.append(orphaned(testbed))
+            yield Chains(*runs)
+        finally:
+            for run in runs:
+                run.tp("stop", check=False)
 
 
 def test_a_run_longer_than_its_walltime_goes_on_and_trains_nothing_twice(chains: Chains) -> None:
@@ -295,89 +186,3 @@ def test_an_agent_that_is_killed_ends_the_run_and_leaves_nothing(shared: Testbed
     assert status["attempts"] == 1
     assert host in status["reason"], status
     assert left_on_nodes(run) == []
-
-
-def test_a_node_that_is_cut_off_ends_the_attempt_and_the_next_avoids_it(testbed_alone: Testbed) -> None:
-    """With the heartbeat of 10 s that sites have, and Slurm's own time-outs."""
-    lab = make_lab(testbed_alone, 100_000, 0.2, 5, "deaf")
-    lab.own_user_config("cluster/h200-bare.yaml", "heartbeat_s: 10\n")
-    run = lab.submit("h200-bare", "--nodes", "3", "--gpus-per-node", "1", "--time", "30")
-    run.wait_for(lambda: all(steps(run, r) for r in range(3)), "it did not start")
-    time.sleep(5)  # each node was heard
-    hosts = json.loads(run.read("attempts/0/start.json"))["hosts"]
-    with cut(testbed_alone, hosts[2]) as cut_at:
-        run.wait_for((run.folder / "attempts/1/start.json").exists, "no attempt 1", 120)
-        again = json.loads(run.read("attempts/1/start.json"))
-        ended = end_of(run, 0)
-        assert ended["ended_at"] - cut_at < 60
-        assert (ended["cause"], ended["first_failing_node"]) == ("node_failure", hosts[2])
-        assert hosts[2] not in again["hosts"]
-        assert again["follows"] == "node_failure"
-        run.wait_for(lambda: steps(run, 0, attempt=1), "attempt 1 does not train")
-        for rank in range(3):
-            assert steps(run, rank)[-1].at < again["started_at"], "two attempts were alive"
-        ranks = f"/work/experiments/{lab.experiment}/"
-        left = testbed_alone.node_exec(hosts[2], ["pgrep", "-af", ranks], check=False).stdout
-        assert left == "", "the node that is cut off still trains"
-        record = json.loads(run.read("attempts/0/node-2.json"))
-        assert record["fenced"] and hosts[0] in record["reason"] and "silent" in record["reason"]
-    run.tp("stop")
-    assert left_on_nodes(run) == []
-
-
-def test_where_node_0_is_cut_off_another_node_sees_to_the_end(testbed_alone: Testbed) -> None:
-    lab = make_lab(testbed_alone, 100_000, 0.2, 5, "deaf")
-    run = lab.submit("h200-bare", "--nodes", "2", "--gpus-per-node", "1", "--time", "30")
-    run.wait_for(lambda: all(steps(run, r) for r in range(2)), "it did not start")
-    time.sleep(3)
-    hosts = json.loads(run.read("attempts/0/start.json"))["hosts"]
-    with cut(testbed_alone, hosts[0]) as cut_at:
-        run.wait_for((run.folder / "attempts/1/start.json").exists, "no attempt 1", 120)
-        again = json.loads(run.read("attempts/1/start.json"))
-        ended = end_of(run, 0)
-        assert ended["ended_at"] - cut_at < 60
-        assert (ended["cause"], ended["first_failing_node"]) == ("node_failure", hosts[0])
-        assert hosts[0] not in again["hosts"]
-        run.wait_for(lambda: steps(run, 0, attempt=1), "attempt 1 does not train")
-        for rank in range(2):
-            assert steps(run, rank)[-1].at < again["started_at"], "two attempts were alive"
-    run.tp("stop")
-    assert left_on_nodes(run) == []
-
-
-def test_a_controller_that_is_started_anew_changes_nothing(testbed_alone: Testbed) -> None:
-    lab = make_lab(testbed_alone, 60, 0.2, 5)
-    run = lab.submit("h200-bare", "--nodes", "2", "--gpus-per-node", "1", "--time", "30")
-    run.wait_for(lambda: all(steps(run, r) for r in (0, 1)), "it did not start")
-    testbed_alone.restart_controller()
-    status = run.wait("COMPLETED", timeout_s=60)
-    assert status["attempts"] == 1
-    assert json.loads(run.read("out/final-1.json")) == unbroken(60)
-
-
-def everything(testbed: Testbed, seconds: int) -> str:
-    """A job of the partition that goes first, on every node; its id."""
-    script = f"#!/bin/bash\nsleep {seconds}\n"
-    words = ["sbatch", "--parsable", "--nodes=4", "--exclusive", "--partition=gpu", "--output=/dev/null"]
-    return testbed.exec(words, user="bob", input=script).stdout.strip()
-
-
-def test_preempted_runs_go_on(testbed_alone: Testbed) -> None:
-    """Slurm sends TERM to every process of the step: one trainer catches it and saves, another one dies of it."""
-    runs = []
-    for every, words in ((0, "catches-TERM"), (5, "")):
-        lab = make_lab(testbed_alone, 150, 0.2, every, words)
-        more = ["--nodes", "2", "--gpus-per-node", "1", "--partition", "preempt", "--time", "30"]
-        runs.append(lab.submit("h200-bare", *more))
-    for run in runs:
-        run.wait_for(lambda run=run: all(len(steps(run, r)) > 12 for r in (0, 1)), "it did not start")
-    everything(testbed_alone, 2)
-    for run in runs:
-        status = run.wait("COMPLETED", timeout_s=200)
-        assert status["attempts"] == 2, run.known()
-        assert json.loads(run.read("out/final-0.json")) == unbroken(150)
-        assert left_on_nodes(run) == []
-    catches, dies = runs
-    assert [step for step, _ in steps_of(catches, 1)] == list(range(1, 151))
-    saved = max(step for step, attempt in steps_of(dies) if attempt == 0) // 5 * 5
-    assert next(step for step, attempt in steps_of(dies) if attempt == 1) in (saved + 1, saved - 4)
