@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +49,15 @@ elif said == "scontrol show":
     out += f"TimeLimit=00:03:00 PreemptTime={{job.get('preempted', 'None')}}"
 elif said == "scontrol requeue":
     known["jobs"][words[-1]]["state"] = "PENDING"
+elif name == "sbatch" and any(w.startswith("--exclude=") and len(w.split(",")) > known["nodes"] for w in words):
+    print("sbatch: error: Batch job submission failed: Requested node configuration is not available", file=sys.stderr)
+    code = 1
 elif name == "sbatch":
     new = str(5000 + len(known["jobs"]))
     known["jobs"][new] = {{"state": "PENDING", "folder": str(pathlib.Path(words[-1]).parent)}}
     out = new
 elif name == "squeue":
-    there = [(i, j) for i, j in known["jobs"].items() if j["state"] in ("PENDING", "RUNNING")]
+    there = [(i, j) for i, j in known["jobs"].items() if j["state"] in ("PENDING", "RUNNING", "COMPLETING")]
     out = "\\n".join(f"{{i}}|{{i}}_N/A|{{j['state']}}|{{j['folder']}}" for i, j in there)
 state.write_text(json.dumps(known))
 kill("after")
@@ -75,7 +79,7 @@ class Slurm:
             path.write_text(SLURM)
             path.chmod(0o755)
         job = {"state": "RUNNING", "folder": str(run.path)}
-        self.write({"jobs": {JOB: job}, "calls": [], "kills": [], "refuses": {}})
+        self.write({"jobs": {JOB: job}, "calls": [], "kills": [], "refuses": {}, "nodes": 4})
 
     def read(self) -> dict[str, Any]:
         return dict(json.loads(self.state.read_text()))
@@ -157,6 +161,35 @@ def test_where_slurm_requeues_no_job_a_successor_does(run: Run) -> None:
     end(run)
     assert len(slurm.calls("sbatch")) == 1
     assert json.loads(run.attempt().restarted.read_text())["way"] == "successor"
+
+
+def next_attempt_loses(run: Run, slurm: Slurm, host: str) -> None:
+    """Attempt 0, whose job waits for its lost node, was followed by attempt 1, which loses `host`."""
+    jobs = {JOB: "COMPLETING", "4300": "RUNNING"}
+    slurm.set(jobs={i: {"state": state, "folder": str(run.path)} for i, state in jobs.items()})
+    (run.path / "attempts/0/fence.json").write_text(json.dumps({"nodes": [{"rank": 1, "host": "n2"}], "by": 0}))
+    (run.path / "attempts/0/restarted.json").write_text(json.dumps({"way": "successor", "job_id": "4300"}))
+    (run.path / "attempts/0/end.json").write_text(json.dumps({"code": 137, "for_good": False}))
+    assert run.claimed(job_id=4300) == 1
+    dead = {"nodes": [{"rank": 0, "host": host, "silent_s": 99.0}], "by": 0, "at": time.time() - 99}
+    run.attempt(1).fence.write_text(json.dumps(dead))
+
+
+def test_a_former_job_that_still_waits_for_its_lost_node_is_no_successor(run: Run) -> None:
+    slurm = goes_on(run)
+    next_attempt_loses(run, slurm, "n3")
+    assert run.end(attempt=1, code=137).returncode == 0
+    assert slurm.calls("sbatch") == [["--parsable", "--exclude=n2,n3", str(run.folder.script)]]
+    assert json.loads(run.attempt(1).restarted.read_text())["job_id"] == slurm.waiting()[0]
+
+
+def test_where_too_few_nodes_are_left_the_last_dead_one_alone_is_avoided(run: Run) -> None:
+    slurm = goes_on(run)
+    next_attempt_loses(run, slurm, "n3")
+    slurm.set(nodes=1)
+    assert run.end(attempt=1, code=137).returncode == 0
+    assert slurm.calls("sbatch")[-1] == ["--parsable", "--exclude=n3", str(run.folder.script)]
+    assert run.attempt(1).restarted.exists()
 
 
 STEPS = [

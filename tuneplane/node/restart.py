@@ -47,6 +47,10 @@ KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 REQUEUE_REFUSED = re.compile(r"disabled|not requeue|cannot be requeued", re.IGNORECASE)
 """Words of a Slurm that never requeues this job, so that a successor must do."""
 
+TOO_FEW_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
+"""Words of a Slurm that has too few nodes besides those to be avoided. Source: ESLURM_REQUESTED_NODE_CONFIG_
+UNAVAILABLE in slurm_errno.c."""
+
 NOT_WAITING = frozenset(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"))
 
 
@@ -146,13 +150,13 @@ def carry_out(
     if not intent or attempt.restarted.exists():
         return bool(intent)
     try:
-        found = _queued(run, job_id, environ)
+        found = _queued(run, attempt, job_id, environ)
         way = str(intent.get("way"))
         if not found and way == "requeue":
             found = _requeue(job_id, environ)
         if not found:
             way = "successor"
-            found = _submit(run, job, [str(host) for host in intent.get("exclude") or []], environ)
+            found = _submit(run, job, _names(intent.get("exclude")), dead_nodes(attempt), environ)
         if found != job_id:
             record_submission(run, found, TP)
         write_json(attempt.restarted, {"way": way, "job_id": found, "at": time.time()})
@@ -164,16 +168,23 @@ def carry_out(
 
 def excluded(run: RunFolder, job: JobSpec, attempt: int) -> list[str]:
     """Nodes that a successor avoids: those that were found dead in any attempt up to this one."""
-    hosts: dict[str, None] = {}
-    for earlier in run.attempts():
-        if earlier.number <= attempt:
-            for node in read_record(earlier.fence).get("nodes") or []:
-                hosts[str(node.get("host"))] = None
-    return list(hosts)
+    earlier = [a for a in run.attempts() if a.number <= attempt]
+    return list(dict.fromkeys(host for a in earlier for host in dead_nodes(a)))
 
 
-def _queued(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> str:
+def dead_nodes(attempt: AttemptFolder) -> list[str]:
+    """Nodes that were found dead in this attempt."""
+    return [str(node.get("host")) for node in read_record(attempt.fence).get("nodes") or []]
+
+
+def _names(found: object) -> list[str]:
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _queued(run: RunFolder, attempt: AttemptFolder, job_id: str, environ: Mapping[str, str]) -> str:
     """A job of this run that waits or runs besides `job_id`, or `job_id` itself where it waits anew."""
+    # For minutes Slurm still shows the job of an attempt that lost a node: it waits for that node.
+    former = {str(read_record(a.start).get("job_id")) for a in run.attempts() if a.number < attempt.number}
     text = run_slurm(
         ["squeue", f"--user={os.geteuid()}", "--all", "--noheader", "--array", "--format=%i|%F_%K|%T|%Z"],
         environ,
@@ -182,6 +193,8 @@ def _queued(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> str:
         one, element, state, folder = (line.split("|", 3) + [""] * 4)[:4]
         names = {one.strip(), element.strip()}
         if folder.strip() != str(run.path):
+            continue
+        if state.strip() == "COMPLETING" and names & former - {job_id}:
             continue
         if job_id not in names:
             return one.strip()
@@ -201,8 +214,19 @@ def _requeue(job_id: str, environ: Mapping[str, str]) -> str:
     return job_id
 
 
-def _submit(run: RunFolder, job: JobSpec, exclude: list[str], environ: Mapping[str, str]) -> str:
-    """A successor by the very same script; its id."""
+def _submit(
+    run: RunFolder, job: JobSpec, exclude: list[str], latest: list[str], environ: Mapping[str, str]
+) -> str:
+    """A successor by the very same script; its id. latest: what alone is avoided where the rest is too few."""
+    try:
+        return _sbatch(run, job, exclude, environ)
+    except OperationError as error:
+        if exclude == latest or not any(TOO_FEW_NODES.search(fault.what) for fault in error.faults):
+            raise
+        return _sbatch(run, job, latest, environ)
+
+
+def _sbatch(run: RunFolder, job: JobSpec, exclude: list[str], environ: Mapping[str, str]) -> str:
     asked = job.spec.slurm.exclude if job.spec.slurm else None
     avoid = [*([asked] if asked else []), *exclude]
     options = [f"--exclude={','.join(avoid)}"] if exclude else []
@@ -247,12 +271,3 @@ def chain_length(run: RunFolder, before: int) -> int:
             break
         length += 1
     return length
-
-
-def describe(cause: str) -> str:
-    """A cause in words: `attempt 0 met its walltime`."""
-    return {
-        WALLTIME: "met its walltime",
-        PREEMPTION: "was preempted",
-        NODE_FAILURE: "lost a node",
-    }.get(cause, "was started again by Slurm")
