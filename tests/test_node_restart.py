@@ -46,7 +46,8 @@ if refused:
 elif said == "scontrol show":
     job = known["jobs"][words[-1]]
     out = f"JobId={{words[-1]}} JobName=x JobState={{job['state']}} StartTime={{int(time.time()) - 100}} "
-    out += f"TimeLimit=00:03:00 PreemptTime={{job.get('preempted', 'None')}}"
+    out += f"TimeLimit=00:03:00 PreemptTime={{job.get('preempted', 'None')}} "
+    out += f"Restarts={{job.get('restarts', 0)}}"
 elif said == "scontrol requeue":
     known["jobs"][words[-1]]["state"] = "PENDING"
 elif name == "sbatch" and any(w.startswith("--exclude=") and len(w.split(",")) > known["nodes"] for w in words):
@@ -275,6 +276,26 @@ def test_a_requeue_by_slurm_itself_is_refused_beyond_it(run: Run) -> None:
     done = run.claim(job_id=int(JOB), SLURM_RESTART_COUNT="2")
     assert done.returncode == 1
     assert "max_restarts (1) is reached" in done.stderr
+
+
+def test_a_preemption_after_which_slurm_requeues_by_itself_is_told(run: Run) -> None:
+    """Its controller forgets why: what slurmstepd printed of this attempt alone says so."""
+    slurm = goes_on(run)
+    job = {"state": "COMPLETING", "folder": str(run.path), "restarts": 1}
+    slurm.set(jobs={JOB: job})
+    run.attempt().stop_marker.unlink()
+    write_node(run, 0, code=143, told_to_stop=True)
+    at = time.strftime("%Y-%m-%dT%H:%M:%S")
+    (run.folder.slurm / f"{JOB}.out").write_text(
+        f"error: *** JOB {JOB} ON n1 CANCELLED AT 2001-01-01T00:00:00 DUE TO NODE FAILURE ***\n"
+        f"slurmstepd-n1: error: *** JOB {JOB} ON n1 CANCELLED AT {at} DUE TO PREEMPTION ***\n"
+    )
+    assert run.end(code=143).returncode == 0
+    assert run.end_of()["cause"] == PREEMPTION
+    assert not run.attempt().restart.exists()
+    os.utime(run.attempt().start, (1, 1))
+    assert run.claimed(job_id=int(JOB), SLURM_RESTART_COUNT="1") == 1
+    assert run.start_of(1)["follows"] == PREEMPTION
 
 
 def test_a_restart_that_comes_after_the_runs_end_claims_nothing(run: Run) -> None:

@@ -99,7 +99,7 @@ def followed_cause(attempt: AttemptFolder, slurm_id: str, restarts: int) -> str 
     Empty where Slurm requeued it and our own records do not say why.
     """
     start, intent = read_record(attempt.start), read_record(attempt.restart)
-    cause = str(intent.get("cause") or "")
+    cause = str(intent.get("cause") or read_record(attempt.end).get("cause") or "")
     if slurm_id and start.get("slurm_job_id") == slurm_id:
         return cause if restarts > _number(start.get("restart_count")) else None
     if not intent:

@@ -5,6 +5,7 @@ The batch script calls it once every node has ended, `local.py` after its one, a
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from tuneplane.node.restart import (
     chain_length,
     excluded,
     note_intent,
+    requeued_by_slurm,
     run_slurm,
 )
 from tuneplane.spec import JobSpec, read
@@ -38,6 +40,9 @@ WRITE_S = 10.0
 """How long the end is tried to be written where the disk is full; the exit code is told all the same."""
 
 RETRY_S = 0.5
+
+TAIL_BYTES = 1 << 16
+"""What is read of the batch script's output: Slurm says why it ends a job as it does so."""
 
 ENDED_ELSEWHERE = 143
 """The exit code where no node has one of its own: as if TERM had ended it."""
@@ -190,24 +195,28 @@ def make_plan(
     if job_id in noted_jobs(run.stopped) | noted_jobs(run.paused):
         return Plan()
     itself, completed = outcome.failed_itself, outcome.for_good and not outcome.code
-    asks = not (dead or itself or completed)
+    word = SlurmWord() if dead or itself or completed else ask_slurm(job_id, environ)
+    start = read_record(attempt.start)
+    started_at = float(start.get("started_at") or 0)
     cause = cause_of(
         dead=dead,
         failed_itself=itself,
         completed=completed,
         asked_at=_changed_at(attempt.stop_marker),
-        word=ask_slurm(job_id, environ) if asks else SlurmWord(),
+        word=word,
         warned_s=slurm.signal_before_end_s or 0,
         now=time.time(),
     )
     if not cause:
-        return Plan()
+        if word.restarts <= int(start.get("restart_count") or 0):
+            return Plan()
+        output = run.slurm / f"{environ.get('SLURM_JOB_ID', job_id)}.out"
+        return Plan(requeued_by_slurm(_tail(output), started_at))  # it starts again: nothing is left to do
     most = job.spec.restart.max_restarts
     if chain_length(run, attempt.number) >= most:
         why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
         return Plan(cause, refused=why)
     before = [recorded(read_record(a.end)) for a in run.attempts() if a.number < attempt.number]
-    started_at = float(read_record(attempt.start).get("started_at") or 0)
     if cause == WALLTIME and not has_progressed(progress, before, started_at):
         since = f" since attempt {attempt.number - 1}" if attempt.number else ""
         return Plan(
@@ -225,6 +234,16 @@ def _wait_until_fenced(attempt: AttemptFolder, job: JobSpec, fence: dict[str, An
     sure_at = float(fence.get("at") or time.time()) - silent_s + fenced_after_s(job.spec.node.heartbeat_s)
     while time.time() < sure_at:
         time.sleep(min(RETRY_S, max(0.0, sure_at - time.time())))
+
+
+def _tail(path: Path) -> str:
+    """The last words in the batch script's output; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _changed_at(path: Path) -> float | None:

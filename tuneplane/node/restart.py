@@ -41,6 +41,9 @@ LATE_S = 5.0
 
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
+SLURMSTEPD = re.compile(r"CANCELLED AT (\S+) DUE TO (PREEMPTION|NODE FAILURE)")
+"""Its words where Slurm ends a job, for one of the causes after which a run goes on. Source: slurmstepd's req.c."""
+
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Slurm's variables that its commands are given; all others would change what is submitted."""
 
@@ -56,11 +59,14 @@ NOT_WAITING = frozenset(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNA
 
 @dataclass(frozen=True)
 class SlurmWord:
-    """What Slurm says of the job as its attempt ends. limit_at: when its time is over, seconds since the epoch."""
+    """What Slurm says of the job as its attempt ends. limit_at: when its time is over, seconds since the epoch.
+    restarts: how often it was requeued, this end included where it is Slurm that starts the job again.
+    """
 
     state: str = ""
     preempted: bool = False
     limit_at: float | None = None
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ def ask_slurm(job_id: str, environ: Mapping[str, str]) -> SlurmWord:
 
 def read_word(text: str) -> SlurmWord:
     """The word in scontrol's own text form, its times as seconds (`SLURM_TIME_FORMAT=%s`)."""
-    found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|StartTime|TimeLimit)=(\S+)", text))
+    found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|StartTime|TimeLimit|Restarts)=(\S+)", text))
     limit, started = TIME_LIMIT.fullmatch(found.get("TimeLimit", "")), found.get("StartTime", "")
     limit_at = None
     if limit and started.isdecimal():
@@ -130,7 +136,20 @@ def read_word(text: str) -> SlurmWord:
         state=found.get("JobState", ""),
         preempted=found.get("PreemptTime", "None") not in ("None", "Unknown", "0"),
         limit_at=limit_at,
+        restarts=int(found["Restarts"]) if found.get("Restarts", "").isdecimal() else 0,
     )
+
+
+def requeued_by_slurm(output: str, since: float) -> str:
+    """Why Slurm itself requeued a job, by what slurmstepd wrote into its output since then; empty for any other why.
+
+    Its controller forgets it: a requeued job has no PreemptTime.
+    """
+    begun = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
+    for at, why in SLURMSTEPD.findall(output):
+        if at >= begun:
+            return PREEMPTION if why == "PREEMPTION" else NODE_FAILURE
+    return ""
 
 
 def note_intent(attempt: AttemptFolder, plan: Plan) -> None:
