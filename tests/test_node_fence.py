@@ -57,7 +57,9 @@ def test_a_storage_that_stalls_holds_a_verdict_up_once_and_not_for_every_silent_
 def test_nodes_that_ended_by_themselves_are_not_taken_for_dead(tmp_path: Path) -> None:
     fence = make_fence(tmp_path, nodes=4)
     for rank in (1, 3):
-        write_json(RunFolder(tmp_path).attempt(0).node_record(rank), {"rank": rank, "state": "ended", "code": 0})
+        write_json(
+            RunFolder(tmp_path).attempt(0).node_record(rank), {"rank": rank, "state": "ended", "code": 0}
+        )
     fence.start()
     try:
         wait_for_verdict(fence, 20)

@@ -168,7 +168,9 @@ def next_attempt_loses(run: Run, slurm: Slurm, host: str) -> None:
     """Attempt 0, whose job waits for its lost node, was followed by attempt 1, which loses `host`."""
     jobs = {JOB: "COMPLETING", "4300": "RUNNING"}
     slurm.set(jobs={i: {"state": state, "folder": str(run.path)} for i, state in jobs.items()})
-    (run.path / "attempts/0/fence.json").write_text(json.dumps({"nodes": [{"rank": 1, "host": "n2"}], "by": 0}))
+    (run.path / "attempts/0/fence.json").write_text(
+        json.dumps({"nodes": [{"rank": 1, "host": "n2"}], "by": 0})
+    )
     (run.path / "attempts/0/restarted.json").write_text(json.dumps({"way": "successor", "job_id": "4300"}))
     (run.path / "attempts/0/end.json").write_text(json.dumps({"code": 137, "for_good": False}))
     assert run.claimed(job_id=4300) == 1

@@ -173,9 +173,7 @@ def _start_again(
     return done
 
 
-def hand_over(
-    run: RunFolder, job: JobSpec, exclude: Sequence[str] = (), again: str = ""
-) -> Submitted:
+def hand_over(run: RunFolder, job: JobSpec, exclude: Sequence[str] = (), again: str = "") -> Submitted:
     """Submit a complete run's very script. Raises OperationError; the run is then marked never submitted.
 
     exclude: nodes that the job is to avoid besides those that its script names, where the others are enough.

@@ -335,6 +335,8 @@ def _ended(records: Records, job: Submission, slurm: SlurmJob | None) -> Verdict
         return Verdict("CANCELLED", code, STOPPED)
     if slurm and there:  # what ended it is Slurm's to say, a moment later
         return Verdict(slurm.state, None, slurm.reason)
+    if slurm and slurm.state in ("CANCELLED", "FAILED") and records.went_on(job):
+        return _ended_without_record(records, job, slurm)  # while it waited anew, or before its next claim
     by_us = str(records.end.get("cause") or "")
     if by_us in SLURMS:
         return Verdict(SLURMS[by_us], code, told or f"it {words(by_us)}")
