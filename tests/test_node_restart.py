@@ -50,8 +50,8 @@ elif said == "scontrol show":
     out += f"Restarts={{job.get('restarts', 0)}}"
 elif said == "scontrol requeue":
     known["jobs"][words[-1]]["state"] = "PENDING"
-elif name == "sbatch" and any(w.startswith("--exclude=") and len(w.split(",")) > known["nodes"] for w in words):
-    print("sbatch: error: Batch job submission failed: Requested node configuration is not available", file=sys.stderr)
+elif name == "sbatch" and sum(w.count(",") + 1 for w in words if "--exclude=" in w) > known["nodes"]:
+    print("sbatch: error: Requested node configuration is not available", file=sys.stderr)
     code = 1
 elif name == "sbatch":
     new = str(5000 + len(known["jobs"]))

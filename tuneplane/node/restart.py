@@ -42,7 +42,7 @@ LATE_S = 5.0
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
 SLURMSTEPD = re.compile(r"CANCELLED AT (\S+) DUE TO (PREEMPTION|NODE FAILURE)")
-"""Its words where Slurm ends a job, for one of the causes after which a run goes on. Source: slurmstepd's req.c."""
+"""Its words where Slurm ends a job, for a cause after which a run goes on. Source: slurmstepd's req.c."""
 
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Slurm's variables that its commands are given; all others would change what is submitted."""
@@ -141,7 +141,7 @@ def read_word(text: str) -> SlurmWord:
 
 
 def requeued_by_slurm(output: str, since: float) -> str:
-    """Why Slurm itself requeued a job, by what slurmstepd wrote into its output since then; empty for any other why.
+    """Why Slurm requeued a job, by what slurmstepd wrote into its output since then; empty for any other why.
 
     Its controller forgets it: a requeued job has no PreemptTime.
     """
