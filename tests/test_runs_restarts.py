@@ -112,6 +112,17 @@ def test_a_run_that_did_not_go_on_says_why(run: RunFolder, slurm: HandSlurm) -> 
     assert state.pending_restart == ""
 
 
+def test_a_node_that_was_lost_is_named_once(run: RunFolder, slurm: HandSlurm) -> None:
+    reason = "n3 has been silent for 30 s: it is dead or cut off"
+    end = {"cause": "node_failure", "not_restarted": "", "reason": reason, "first_failing_node": "n3"}
+    submit(run, "42")
+    attempt(run, 0, "42", end={**end, "to_be_continued": True}, restart={**INTENT, "cause": "node_failure"})
+    slurm.jobs({"42": "CANCELLED"})
+    state = read_state(run)
+    assert state.reason.startswith(f"{reason}; ")
+    assert [a.reason for a in read_attempts(run, state)] == [reason]
+
+
 BY_US = {"restart": INTENT, "restarted": {"way": "requeue", "job_id": "42"}}
 
 
