@@ -295,9 +295,23 @@ def test_a_preemption_after_which_slurm_requeues_by_itself_is_told(run: Run) -> 
     assert run.end(code=143).returncode == 0
     assert run.end_of()["cause"] == PREEMPTION
     assert not run.attempt().restart.exists()
+    assert run.end_of()["not_restarted"] == ""
     os.utime(run.attempt().start, (1, 1))
     assert run.claimed(job_id=int(JOB), SLURM_RESTART_COUNT="1") == 1
     assert run.start_of(1)["follows"] == PREEMPTION
+
+
+def test_a_preemption_beyond_max_restarts_says_that_the_run_stays_ended(run: Run) -> None:
+    slurm = goes_on(run, most=0)
+    slurm.set(jobs={JOB: {"state": "COMPLETING", "folder": str(run.path), "restarts": 1}})
+    write_node(run, 0, code=143, told_to_stop=True)
+    at = time.strftime("%Y-%m-%dT%H:%M:%S")
+    text = f"*** JOB {JOB} ON n1 CANCELLED AT {at} DUE TO PREEMPTION ***\n"
+    (run.folder.slurm / f"{JOB}.out").write_text(text)
+    assert run.end(code=143).returncode == 0
+    assert run.end_of()["not_restarted"] == "restarts are off (max_restarts is 0)"
+    refused = run.claim(job_id=int(JOB), SLURM_RESTART_COUNT="1")
+    assert "attempt 0: no restart after it: restarts are off" in refused.stderr
 
 
 def test_a_restart_that_comes_after_the_runs_end_claims_nothing(run: Run) -> None:

@@ -23,7 +23,7 @@ from tuneplane.node.address import head_address, pick_port
 from tuneplane.node.allocation import place_differences, slurm_job_id
 from tuneplane.node.fence import fenced_after_s
 from tuneplane.node.record import read_record
-from tuneplane.node.restart import chain_length
+from tuneplane.node.restart import chain_ended
 from tuneplane.node.start import check_start
 from tuneplane.spec import JobSpec
 
@@ -116,11 +116,10 @@ def refuse_restart(run: RunFolder, job: JobSpec, attempt: AttemptFolder, slurm_i
             raise OperationError(
                 Fault(f"this run was {word}", str(note), f"tp job resume {run.run_id} starts it again")
             )
-    most = job.spec.restart.max_restarts
-    if chain_length(run, attempt.number) >= most:
-        why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
-        what = f"attempt {attempt.number} was not the last by itself, and {why}"
-        raise OperationError(Fault(what, str(run.path), f"tp job resume {run.run_id} starts it again"))
+    why = chain_ended(run, attempt.number, job)
+    if why:
+        what, where = f"no restart after it: {why}", f"attempt {attempt.number}"
+        raise OperationError(Fault(what, where, f"tp job resume {run.run_id} starts it again"))
 
 
 def wait_until_fenced(attempt: AttemptFolder, job: JobSpec) -> None:

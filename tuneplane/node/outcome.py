@@ -28,7 +28,7 @@ from tuneplane.node.restart import (
     ask_slurm,
     carry_out,
     cause_of,
-    chain_length,
+    chain_ended,
     excluded,
     note_intent,
     requeued_by_slurm,
@@ -211,11 +211,12 @@ def make_plan(
         if word.restarts <= int(start.get("restart_count") or 0):
             return Plan()
         output = run.slurm / f"{environ.get('SLURM_JOB_ID', job_id)}.out"
-        return Plan(requeued_by_slurm(_tail(output), started_at))  # it starts again: nothing is left to do
-    most = job.spec.restart.max_restarts
-    if chain_length(run, attempt.number) >= most:
-        why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
-        return Plan(cause, refused=why)
+        # It starts again, and nothing is left to do; past the limit its claim is refused.
+        cause = requeued_by_slurm(_tail(output), started_at)
+        return Plan(cause, refused=chain_ended(run, attempt.number, job) if cause else "")
+    refused = chain_ended(run, attempt.number, job)
+    if refused:
+        return Plan(cause, refused=refused)
     before = [recorded(read_record(a.end)) for a in run.attempts() if a.number < attempt.number]
     if cause == WALLTIME and not has_progressed(progress, before, started_at):
         since = f" since attempt {attempt.number - 1}" if attempt.number else ""

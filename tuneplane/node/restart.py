@@ -290,3 +290,11 @@ def chain_length(run: RunFolder, before: int) -> int:
             break
         length += 1
     return length
+
+
+def chain_ended(run: RunFolder, number: int, job: JobSpec) -> str:
+    """Why no attempt may follow `number` by itself; empty where one may."""
+    most = job.spec.restart.max_restarts
+    if chain_length(run, number) < most:
+        return ""
+    return f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
