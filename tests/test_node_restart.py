@@ -4,6 +4,7 @@ which keeps its jobs in a file and kills whom a test says."""
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import sys
@@ -15,6 +16,7 @@ import pytest
 from run_fixture import Run, make_run
 
 from tuneplane.kernel.runfolder import noted_jobs
+from tuneplane.node import outcome
 from tuneplane.node.outcome import judge
 from tuneplane.node.progress import Progress, has_progressed, read_progress
 from tuneplane.node.restart import NODE_FAILURE, PREEMPTION, WALLTIME, SlurmWord, cause_of, read_word
@@ -240,6 +242,24 @@ def test_an_intent_that_slurm_refuses_is_kept_with_its_words(run: Run) -> None:
     slurm.set(refuses={})
     end(run)
     assert len(slurm.waiting()) == 1
+
+
+@pytest.mark.parametrize("full", ["note_intent", "write_json"])
+def test_a_run_that_saved_onto_a_full_disk_is_not_called_complete(
+    run: Run, full: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without an end record Slurm's word alone tells of it, and that is the script's exit code."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    goes_on(run)
+    monkeypatch.setattr(outcome, "WRITE_S", 0.2)
+    monkeypatch.setattr(outcome, full, refuse)
+    assert outcome.end(run.folder, 0, 0, run.environment()) == outcome.NOT_NOTED
+    told = capsys.readouterr().err
+    assert "No space left on device" in told
+    assert f"tp job resume {run.folder.run_id} goes on" in told
 
 
 @pytest.mark.parametrize("note", ["stopped", "paused"])

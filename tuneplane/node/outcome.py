@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,9 +37,12 @@ from tuneplane.node.restart import (
 from tuneplane.spec import JobSpec, read
 
 WRITE_S = 10.0
-"""How long the end is tried to be written where the disk is full; the exit code is told all the same."""
+"""How long end and intent are tried to be written where the disk is full; the exit code is told all the same."""
 
 RETRY_S = 0.5
+
+NOT_NOTED = 75
+"""The exit code where a run saved, to be continued, and that could not be noted: EX_TEMPFAIL of sysexits.h."""
 
 TAIL_BYTES = 1 << 16
 """What is read of the batch script's output: Slurm says why it ends a job as it does so."""
@@ -150,31 +153,33 @@ def _end(
     outcome = judge(nodes, srun_code, attempt.stop_marker.exists(), fence.get("nodes") or [])
     progress = read_progress(run, job, attempt.number)
     plan = make_plan(run, attempt, job, outcome, progress, bool(fence), job_id, environ)
-    if plan.way:
-        note_intent(attempt, plan)
-    _write_end(
-        attempt,
-        {
-            "code": outcome.code,
-            "srun_code": srun_code,
-            "first_failing_node": outcome.node.get("host") if outcome.node else None,
-            "first_failing_rank": outcome.node.get("rank") if outcome.node else None,
-            "reason": outcome.reason,
-            "stop_requested": outcome.stop_requested,
-            "for_good": outcome.for_good,
-            "cause": plan.cause,
-            "to_be_continued": bool(plan.way),
-            "not_restarted": plan.refused,
-            "progress": progress.as_dict(),
-            "ended_at": time.time(),
-        },
-    )
+    noted = not plan.way or _write(lambda: note_intent(attempt, plan), attempt.restart)
+    values = {
+        "code": outcome.code,
+        "srun_code": srun_code,
+        "first_failing_node": outcome.node.get("host") if outcome.node else None,
+        "first_failing_rank": outcome.node.get("rank") if outcome.node else None,
+        "reason": outcome.reason,
+        "stop_requested": outcome.stop_requested,
+        "for_good": outcome.for_good,
+        "cause": plan.cause,
+        "to_be_continued": bool(plan.way),
+        "not_restarted": plan.refused,
+        "progress": progress.as_dict(),
+        "ended_at": time.time(),
+    }
+    written = _write(lambda: write_json(attempt.end, values), attempt.end)
     # An old attempt that was cut off and ends late must not take them from its successor.
     if (outcome.for_good or plan.refused) and run.attempts()[-1:] == [attempt]:
         try:
             run.secrets.unlink(missing_ok=True)
         except OSError as error:
             print(f"tuneplane: {run.secrets} not removed: {error.strerror}", file=sys.stderr)
+    if not outcome.for_good and not outcome.code and not (noted and written):
+        # With 0 Slurm would call a run complete that is to be continued.
+        told = f"it saved and ended, which could not be noted; tp job resume {run.run_id} goes on"
+        print(f"tuneplane: {told}", file=sys.stderr)
+        return NOT_NOTED
     return outcome.code
 
 
@@ -254,13 +259,15 @@ def _changed_at(path: Path) -> float | None:
         return None
 
 
-def _write_end(attempt: AttemptFolder, values: dict[str, Any]) -> None:
+def _write(act: Callable[[], object], path: Path) -> bool:
+    """Do it again for a while where the disk is full; whether it was done."""
     deadline = time.monotonic() + WRITE_S
     while True:
         try:
-            return write_json(attempt.end, values)
+            act()
+            return True
         except OSError as error:
             if time.monotonic() > deadline or isinstance(error, FileNotFoundError):
-                print(f"tuneplane: {attempt.end} not written: {error.strerror}", file=sys.stderr)
-                return None
+                print(f"tuneplane: {path} not written: {error.strerror}", file=sys.stderr)
+                return False
         time.sleep(RETRY_S)
