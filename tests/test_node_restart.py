@@ -4,9 +4,11 @@ which keeps its jobs in a file and kills whom a test says."""
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from run_fixture import Run, make_run
 
 from tuneplane.kernel.runfolder import noted_jobs
+from tuneplane.node import chain, outcome
 from tuneplane.node.outcome import judge
 from tuneplane.node.progress import Progress, has_progressed, read_progress
 from tuneplane.node.restart import NODE_FAILURE, PREEMPTION, WALLTIME, SlurmWord, cause_of, read_word
@@ -45,15 +48,19 @@ if refused:
 elif said == "scontrol show":
     job = known["jobs"][words[-1]]
     out = f"JobId={{words[-1]}} JobName=x JobState={{job['state']}} StartTime={{int(time.time()) - 100}} "
-    out += f"TimeLimit=00:03:00 PreemptTime={{job.get('preempted', 'None')}}"
+    out += f"TimeLimit=00:03:00 PreemptTime={{job.get('preempted', 'None')}} "
+    out += f"Restarts={{job.get('restarts', 0)}}"
 elif said == "scontrol requeue":
     known["jobs"][words[-1]]["state"] = "PENDING"
+elif name == "sbatch" and sum(w.count(",") + 1 for w in words if "--exclude=" in w) > known["nodes"]:
+    print("sbatch: error: Requested node configuration is not available", file=sys.stderr)
+    code = 1
 elif name == "sbatch":
     new = str(5000 + len(known["jobs"]))
     known["jobs"][new] = {{"state": "PENDING", "folder": str(pathlib.Path(words[-1]).parent)}}
     out = new
 elif name == "squeue":
-    there = [(i, j) for i, j in known["jobs"].items() if j["state"] in ("PENDING", "RUNNING")]
+    there = [(i, j) for i, j in known["jobs"].items() if j["state"] in ("PENDING", "RUNNING", "COMPLETING")]
     out = "\\n".join(f"{{i}}|{{i}}_N/A|{{j['state']}}|{{j['folder']}}" for i, j in there)
 state.write_text(json.dumps(known))
 kill("after")
@@ -75,7 +82,7 @@ class Slurm:
             path.write_text(SLURM)
             path.chmod(0o755)
         job = {"state": "RUNNING", "folder": str(run.path)}
-        self.write({"jobs": {JOB: job}, "calls": [], "kills": [], "refuses": {}})
+        self.write({"jobs": {JOB: job}, "calls": [], "kills": [], "refuses": {}, "nodes": 4})
 
     def read(self) -> dict[str, Any]:
         return dict(json.loads(self.state.read_text()))
@@ -159,6 +166,37 @@ def test_where_slurm_requeues_no_job_a_successor_does(run: Run) -> None:
     assert json.loads(run.attempt().restarted.read_text())["way"] == "successor"
 
 
+def next_attempt_loses(run: Run, slurm: Slurm, host: str) -> None:
+    """Attempt 0, whose job waits for its lost node, was followed by attempt 1, which loses `host`."""
+    jobs = {JOB: "COMPLETING", "4300": "RUNNING"}
+    slurm.set(jobs={i: {"state": state, "folder": str(run.path)} for i, state in jobs.items()})
+    (run.path / "attempts/0/fence.json").write_text(
+        json.dumps({"nodes": [{"rank": 1, "host": "n2"}], "by": 0})
+    )
+    (run.path / "attempts/0/restarted.json").write_text(json.dumps({"way": "successor", "job_id": "4300"}))
+    (run.path / "attempts/0/end.json").write_text(json.dumps({"code": 137, "for_good": False}))
+    assert run.claimed(job_id=4300) == 1
+    dead = {"nodes": [{"rank": 0, "host": host, "silent_s": 99.0}], "by": 0, "at": time.time() - 99}
+    run.attempt(1).fence.write_text(json.dumps(dead))
+
+
+def test_a_former_job_that_still_waits_for_its_lost_node_is_no_successor(run: Run) -> None:
+    slurm = goes_on(run)
+    next_attempt_loses(run, slurm, "n3")
+    assert run.end(attempt=1, code=137).returncode == 0
+    assert slurm.calls("sbatch") == [["--parsable", "--exclude=n2,n3", str(run.folder.script)]]
+    assert json.loads(run.attempt(1).restarted.read_text())["job_id"] == slurm.waiting()[0]
+
+
+def test_where_too_few_nodes_are_left_the_last_dead_one_alone_is_avoided(run: Run) -> None:
+    slurm = goes_on(run)
+    next_attempt_loses(run, slurm, "n3")
+    slurm.set(nodes=1)
+    assert run.end(attempt=1, code=137).returncode == 0
+    assert slurm.calls("sbatch")[-1] == ["--parsable", "--exclude=n3", str(run.folder.script)]
+    assert run.attempt(1).restarted.exists()
+
+
 STEPS = [
     ("scontrol show", "before"),
     ("scontrol show", "after"),
@@ -206,6 +244,24 @@ def test_an_intent_that_slurm_refuses_is_kept_with_its_words(run: Run) -> None:
     assert len(slurm.waiting()) == 1
 
 
+@pytest.mark.parametrize("full", ["note_intent", "write_json"])
+def test_a_run_that_saved_onto_a_full_disk_is_not_called_complete(
+    run: Run, full: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without an end record Slurm's word alone tells of it, and that is the script's exit code."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    goes_on(run)
+    monkeypatch.setattr(outcome, "WRITE_S", 0.2)
+    monkeypatch.setattr(chain if full == "note_intent" else outcome, full, refuse)
+    assert outcome.end(run.folder, 0, 0, run.environment()) == outcome.NOT_NOTED
+    told = capsys.readouterr().err
+    assert "No space left on device" in told
+    assert f"tp job resume {run.folder.run_id} goes on" in told
+
+
 @pytest.mark.parametrize("note", ["stopped", "paused"])
 def test_what_was_stopped_or_paused_does_not_go_on(run: Run, note: str) -> None:
     slurm = goes_on(run)
@@ -242,6 +298,40 @@ def test_a_requeue_by_slurm_itself_is_refused_beyond_it(run: Run) -> None:
     done = run.claim(job_id=int(JOB), SLURM_RESTART_COUNT="2")
     assert done.returncode == 1
     assert "max_restarts (1) is reached" in done.stderr
+
+
+def test_a_preemption_after_which_slurm_requeues_by_itself_is_told(run: Run) -> None:
+    """Its controller forgets why: what slurmstepd printed of this attempt alone says so."""
+    slurm = goes_on(run)
+    job = {"state": "COMPLETING", "folder": str(run.path), "restarts": 1}
+    slurm.set(jobs={JOB: job})
+    run.attempt().stop_marker.unlink()
+    write_node(run, 0, code=143, told_to_stop=True)
+    at = time.strftime("%Y-%m-%dT%H:%M:%S")
+    (run.folder.slurm / f"{JOB}.out").write_text(
+        f"error: *** JOB {JOB} ON n1 CANCELLED AT 2001-01-01T00:00:00 DUE TO NODE FAILURE ***\n"
+        f"slurmstepd-n1: error: *** JOB {JOB} ON n1 CANCELLED AT {at} DUE TO PREEMPTION ***\n"
+    )
+    assert run.end(code=143).returncode == 0
+    assert run.end_of()["cause"] == PREEMPTION
+    assert not run.attempt().restart.exists()
+    assert run.end_of()["not_restarted"] == ""
+    os.utime(run.attempt().start, (1, 1))
+    assert run.claimed(job_id=int(JOB), SLURM_RESTART_COUNT="1") == 1
+    assert run.start_of(1)["follows"] == PREEMPTION
+
+
+def test_a_preemption_beyond_max_restarts_says_that_the_run_stays_ended(run: Run) -> None:
+    slurm = goes_on(run, most=0)
+    slurm.set(jobs={JOB: {"state": "COMPLETING", "folder": str(run.path), "restarts": 1}})
+    write_node(run, 0, code=143, told_to_stop=True)
+    at = time.strftime("%Y-%m-%dT%H:%M:%S")
+    text = f"*** JOB {JOB} ON n1 CANCELLED AT {at} DUE TO PREEMPTION ***\n"
+    (run.folder.slurm / f"{JOB}.out").write_text(text)
+    assert run.end(code=143).returncode == 0
+    assert run.end_of()["not_restarted"] == "restarts are off (max_restarts is 0)"
+    refused = run.claim(job_id=int(JOB), SLURM_RESTART_COUNT="1")
+    assert "attempt 0: no restart after it: restarts are off" in refused.stderr
 
 
 def test_a_restart_that_comes_after_the_runs_end_claims_nothing(run: Run) -> None:

@@ -112,6 +112,36 @@ def test_a_run_that_did_not_go_on_says_why(run: RunFolder, slurm: HandSlurm) -> 
     assert state.pending_restart == ""
 
 
+def test_a_node_that_was_lost_is_named_once(run: RunFolder, slurm: HandSlurm) -> None:
+    reason = "n3 has been silent for 30 s: it is dead or cut off"
+    end = {"cause": "node_failure", "not_restarted": "", "reason": reason, "first_failing_node": "n3"}
+    submit(run, "42")
+    attempt(run, 0, "42", end={**end, "to_be_continued": True}, restart={**INTENT, "cause": "node_failure"})
+    slurm.jobs({"42": "CANCELLED"})
+    state = read_state(run)
+    assert state.reason.startswith(f"{reason}; ")
+    assert [a.reason for a in read_attempts(run, state)] == [reason]
+
+
+BY_US = {"restart": INTENT, "restarted": {"way": "requeue", "job_id": "42"}}
+
+
+@pytest.mark.parametrize(
+    ("end", "more"),
+    [(BY_WALLTIME, BY_US), ({"cause": "preemption", "to_be_continued": False, "not_restarted": ""}, {})],
+)
+def test_a_requeued_job_that_was_cancelled_or_refused_before_its_next_attempt_says_so(
+    run: RunFolder, slurm: HandSlurm, end: dict[str, object], more: dict[str, dict[str, object]]
+) -> None:
+    submit(run, "42")
+    attempt(run, 0, "42", end=end, **more)
+    slurm.jobs({"42": "CANCELLED"})
+    assert told(run)[0] == "CANCELLED"
+    (run.slurm / "42.out").write_text("tuneplane: max_restarts (1) is reached\n")
+    slurm.jobs({"42": "FAILED"})
+    assert told(run) == ("FAILED", "max_restarts (1) is reached")
+
+
 @pytest.mark.contract("C46")
 def test_a_restart_that_nobody_carries_out_is_told_and_keeps_the_secrets(
     run: RunFolder, slurm: HandSlurm

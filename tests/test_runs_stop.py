@@ -248,6 +248,22 @@ def test_every_job_of_a_run_that_slurm_still_has_is_cancelled(make: MakeRun, slu
     assert run.folder.stopped.read_text() == "4240\n4241\n4242\n"
 
 
+def test_a_job_that_waits_for_its_lost_node_holds_no_stop_up(make: MakeRun, slurm: Slurm) -> None:
+    """Slurm shows it for minutes; its attempt ended when that node had surely fenced itself."""
+    run = make("true")
+    for number, job in enumerate(("4241", "4242")):
+        record_submission(run.folder, job, "tp")
+        run.attempt(number).path.mkdir()
+        write_json(run.attempt(number).start, {"job_id": job, "hosts": ["n1", "n2"]})
+    write_json(run.attempt(0).fence, {"nodes": [{"rank": 1, "host": "n2"}], "by": 0})
+    write_json(run.attempt(0).end, {"code": 137, "for_good": False})
+    slurm.jobs(job4241="COMPLETING", job4242="RUNNING")
+    begun = time.monotonic()
+    assert stop_run(run.folder, wait_s=30).state == "CANCELLED"
+    assert time.monotonic() - begun < 15
+    assert slurm.cancelled() == ["4242"]
+
+
 def test_a_slurm_that_does_not_answer_stops_nothing_and_says_so(make: MakeRun, slurm: Slurm) -> None:
     run = make("true")
     record_submission(run.folder, "4242", "tp")

@@ -16,7 +16,7 @@ from tuneplane.kernel.submission import record_submission
 from tuneplane.runs.secrets import remove_secrets
 from tuneplane.runs.state import RunState
 from tuneplane.runs.stop import stop_run
-from tuneplane.start import retry, start_prepared
+from tuneplane.start import hand_over, retry, start_prepared
 
 STRANGER = 12345
 
@@ -117,3 +117,28 @@ def test_slurms_refusal_leaves_no_secrets_behind(
             retry(run.folder, dict.fromkeys(run.job.spec.node.secrets, "x" * 9))
         assert not run.folder.secrets.exists()
         assert run.folder.submit_error.exists()
+
+
+def test_nodes_that_were_once_dead_are_not_avoided_where_the_others_are_too_few(
+    tp_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be back by now: else neither `resume` nor `retry` could ever start the run again."""
+    sbatch = tmp_path / "bin/sbatch"
+    sbatch.parent.mkdir()
+    sbatch.write_text(
+        f'#!/bin/sh\necho "$*" >>{tmp_path}/calls\n'
+        'case "$*" in *--exclude*) echo "Requested node configuration is not available" >&2; exit 1;; esac\n'
+        "echo Submitted batch job 77\n"
+    )
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{sbatch.parent}:{os.environ['PATH']}")
+    with runs_below(tmp_path) as make:
+        run = make("true")
+        assert hand_over(run.folder, run.job, ["n2", "n3"]).job_id == "77"
+        calls = [line for line in (tmp_path / "calls").read_text().splitlines() if "--test-only" not in line]
+        assert ["--exclude=n2,n3" in line for line in calls] == [True, False]
+        assert not run.folder.submit_error.exists()
+        sbatch.write_text("#!/bin/sh\necho 'Invalid account' >&2; exit 1\n")
+        with pytest.raises(OperationError) as refused:
+            hand_over(run.folder, run.job, ["n2"], "tp job retry it")
+        assert "tp job retry it tries" in refused.value.faults[0].remedy

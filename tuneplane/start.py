@@ -21,6 +21,7 @@ from tuneplane.launch.inflight import check_in_flight
 from tuneplane.launch.local import start_local
 from tuneplane.launch.slurm_commands import estimate_start, run_slurm, submit_script
 from tuneplane.node.environment import render_secrets
+from tuneplane.node.restart import TOO_FEW_NODES
 from tuneplane.runs.adopt import note_unknown_jobs
 from tuneplane.runs.folder import check_own
 from tuneplane.runs.index import state_folder
@@ -161,7 +162,7 @@ def _start_again(
     last = run.attempts()[-1:]
     exclude = excluded_nodes(last[0]) if last else []
     try:
-        done = hand_over(run, job, exclude)
+        done = hand_over(run, job, exclude, f"tp job retry {run.run_id}")
     except (OperationError, OSError):
         write_note(run.paused, noted)
         if not had_secrets:
@@ -172,21 +173,21 @@ def _start_again(
     return done
 
 
-def hand_over(run: RunFolder, job: JobSpec, exclude: Sequence[str] = ()) -> Submitted:
+def hand_over(run: RunFolder, job: JobSpec, exclude: Sequence[str] = (), again: str = "") -> Submitted:
     """Submit a complete run's very script. Raises OperationError; the run is then marked never submitted.
 
-    exclude: nodes that the job is to avoid besides those that its script names.
+    exclude: nodes that the job is to avoid besides those that its script names, where the others are enough.
+    again: the command that tries it again.
     """
     if job.spec.resources.scheduler == "local":
         return Submitted(run, start_local(run))
     estimate = estimate_start(run.script)
-    named = job.spec.slurm.exclude if job.spec.slurm else None
-    avoided = ",".join([*([named] if named else []), *exclude])
     try:
-        job_id = submit_script(run.script, *([f"--exclude={avoided}"] if exclude else []))
+        job_id = _submit_avoiding(run, job, exclude)
     except OperationError as error:
-        again = f"nothing was queued; tp submit --run {run.run_id} tries the same script again"
-        told = [Fault(f.what, f.where, f.remedy or again) for f in error.faults]
+        command = again or f"tp submit --run {run.run_id}"
+        remedy = f"nothing was queued; {command} tries the same script again"
+        told = [Fault(f.what, f.where, f.remedy or remedy) for f in error.faults]
         try:
             write_atomic(run.submit_error, "\n".join(fault.what for fault in error.faults) + "\n", 0o600)
         except OSError as full:  # Slurm's words matter more
@@ -198,6 +199,20 @@ def hand_over(run: RunFolder, job: JobSpec, exclude: Sequence[str] = ()) -> Subm
     except OSError as error:
         raise _taken_back(run, job_id, error) from None
     return Submitted(run, job_id, estimate)
+
+
+def _submit_avoiding(run: RunFolder, job: JobSpec, exclude: Sequence[str]) -> str:
+    """The job's id. Nodes that were once found dead may be back: without them there may be too few for ever."""
+    named = job.spec.slurm.exclude if job.spec.slurm else None
+    avoided = ",".join([*([named] if named else []), *exclude])
+    if not exclude:
+        return submit_script(run.script)
+    try:
+        return submit_script(run.script, f"--exclude={avoided}")
+    except OperationError as error:
+        if not any(TOO_FEW_NODES.search(fault.what) for fault in error.faults):
+            raise
+        return submit_script(run.script)
 
 
 def check_room(resources: Resources, site: Site) -> None:

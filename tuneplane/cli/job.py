@@ -159,6 +159,8 @@ def _why(attempt: Attempt) -> str:
 
     begun = f"began because attempt {attempt.number - 1} {words(attempt.follows)}" if attempt.follows else ""
     ended = words(attempt.cause) if attempt.cause else attempt.reason
+    if attempt.cause == "node_failure" and attempt.reason:  # which node
+        ended += f" ({attempt.reason})"
     stayed = f"not restarted: {attempt.not_restarted}" if attempt.not_restarted else ""
     return "; ".join(part for part in (begun, ended, stayed) if part)
 

@@ -98,7 +98,7 @@ def followed_cause(attempt: AttemptFolder, slurm_id: str, restarts: int) -> str 
     Empty where Slurm requeued it and our own records do not say why.
     """
     start, intent = read_record(attempt.start), read_record(attempt.restart)
-    cause = str(intent.get("cause") or "")
+    cause = str(intent.get("cause") or read_record(attempt.end).get("cause") or "")
     if slurm_id and start.get("slurm_job_id") == slurm_id:
         return cause if restarts > _number(start.get("restart_count")) else None
     if not intent:
@@ -115,11 +115,10 @@ def refuse_restart(run: RunFolder, job: JobSpec, attempt: AttemptFolder, slurm_i
             raise OperationError(
                 Fault(f"this run was {word}", str(note), f"tp job resume {run.run_id} starts it again")
             )
-    most = job.spec.restart.max_restarts
-    if chain_length(run, attempt.number) >= most:
-        why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
-        what = f"attempt {attempt.number} was not the last by itself, and {why}"
-        raise OperationError(Fault(what, str(run.path), f"tp job resume {run.run_id} starts it again"))
+    why = chain_ended(run, attempt.number, job)
+    if why:
+        what, where = f"no restart after it: {why}", f"attempt {attempt.number}"
+        raise OperationError(Fault(what, where, f"tp job resume {run.run_id} starts it again"))
 
 
 def chain_length(run: RunFolder, before: int) -> int:
@@ -132,6 +131,14 @@ def chain_length(run: RunFolder, before: int) -> int:
             break
         length += 1
     return length
+
+
+def chain_ended(run: RunFolder, number: int, job: JobSpec) -> str:
+    """Why no attempt may follow `number` by itself; empty where one may."""
+    most = job.spec.restart.max_restarts
+    if chain_length(run, number) < most:
+        return ""
+    return f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
 
 
 def wait_until_fenced(attempt: AttemptFolder, job: JobSpec) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -15,9 +16,9 @@ from typing import Any
 from tuneplane.kernel.errors import OperationError, TunePlaneError
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.node.allocation import slurm_job_id
-from tuneplane.node.attempt import chain_length
+from tuneplane.node.attempt import chain_ended
 from tuneplane.node.fence import fenced_after_s
-from tuneplane.node.outcome import ENDED_ELSEWHERE, RETRY_S, end
+from tuneplane.node.outcome import ENDED_ELSEWHERE, RETRY_S, end, write_for_a_while
 from tuneplane.node.progress import Progress, has_progressed, read_progress, recorded
 from tuneplane.node.record import read_record
 from tuneplane.node.restart import (
@@ -29,9 +30,13 @@ from tuneplane.node.restart import (
     cause_of,
     excluded,
     note_intent,
+    requeued_by_slurm,
     run_slurm,
 )
 from tuneplane.spec import JobSpec, read
+
+TAIL_BYTES = 1 << 16
+"""What is read of the batch script's output: Slurm says why it ends a job as it does so."""
 
 
 def plan_next(
@@ -47,7 +52,7 @@ def plan_next(
     progress = read_progress(run, job, attempt.number)
     plan = _make_plan(run, attempt, job, progress, bool(fence), environ)
     if plan.way:
-        note_intent(attempt, plan)
+        write_for_a_while(lambda: note_intent(attempt, plan), attempt.restart)
     return {
         "cause": plan.cause,
         "to_be_continued": bool(plan.way),
@@ -90,21 +95,27 @@ def _make_plan(
         return Plan()
     if job_id in noted_jobs(run.stopped) | noted_jobs(run.paused):
         return Plan()
+    start = read_record(attempt.start)
+    started_at = float(start.get("started_at") or 0)
+    word = SlurmWord() if dead else ask_slurm(job_id, environ)
     cause = cause_of(
         dead=dead,
         asked_at=_changed_at(attempt.stop_marker),
-        word=SlurmWord() if dead else ask_slurm(job_id, environ),
+        word=word,
         warned_s=slurm.signal_before_end_s or 0,
         now=time.time(),
     )
     if not cause:
-        return Plan()
-    most = job.spec.restart.max_restarts
-    if chain_length(run, attempt.number) >= most:
-        why = f"max_restarts ({most}) is reached" if most else "restarts are off (max_restarts is 0)"
-        return Plan(cause, refused=why)
+        if word.restarts <= int(start.get("restart_count") or 0):
+            return Plan()
+        output = run.slurm / f"{environ.get('SLURM_JOB_ID', job_id)}.out"
+        # It starts again, and nothing is left to do; past the limit its claim is refused.
+        cause = requeued_by_slurm(_tail(output), started_at)
+        return Plan(cause, refused=chain_ended(run, attempt.number, job) if cause else "")
+    refused = chain_ended(run, attempt.number, job)
+    if refused:
+        return Plan(cause, refused=refused)
     before = [recorded(read_record(a.end)) for a in run.attempts() if a.number < attempt.number]
-    started_at = float(read_record(attempt.start).get("started_at") or 0)
     if cause == WALLTIME and not has_progressed(progress, before, started_at):
         since = f" since attempt {attempt.number - 1}" if attempt.number else ""
         return Plan(
@@ -126,6 +137,16 @@ def _wait_until_fenced(job: JobSpec, fence: dict[str, Any]) -> None:
     sure_at = float(fence.get("at") or time.time()) - silent_s + fenced_after_s(job.spec.node.heartbeat_s)
     while time.time() < sure_at:
         time.sleep(min(RETRY_S, max(0.0, sure_at - time.time())))
+
+
+def _tail(path: Path) -> str:
+    """The last words in the batch script's output; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return file.read(TAIL_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def _changed_at(path: Path) -> float | None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 from tuneplane.kernel.files import create_once, json_text
@@ -26,13 +25,13 @@ BEATS_UNTIL_SILENT = 3
 FENCE_GRACE_S = 10.0
 """Between TERM and KILL where the node itself is cut off, or others are: no rank can finish a step any more."""
 
-FENCE_MARGIN_S = 5.0
-"""What a node may need beyond it until its last process is gone."""
+ANSWER_S = 5.0
+"""How long the storage is asked whether silent nodes, all of them together, have just ended."""
+
+FENCE_MARGIN_S = ANSWER_S + 5.0
+"""What a node may need besides until its last process is gone: a storage that stalls does not answer."""
 
 PULSES_A_BEAT = 5
-
-ANSWER_S = 5.0
-"""How long the storage is asked whether a silent node has just ended."""
 
 CONTROLLER_S = 15.0
 """How long Slurm's controller may take to say that it is there."""
@@ -141,7 +140,7 @@ class Fence:
                 for other in sorted(self._watched)
                 if silent(network.get(other), self._storage_s[other], self._limit_s)
             }
-            ended = {other for other in found if self._answer(partial(self._has_ended, other))}
+            ended = self._ended(found) if found else set()
             self._watched -= ended
             dead = {other: age for other, age in found.items() if other not in ended}
             if dead and not self._done.is_set():
@@ -152,6 +151,20 @@ class Fence:
 
     def _cut(self, reason: str) -> None:
         self._signals.cut_off(reason)
+
+    def _ended(self, found: Iterable[int]) -> set[int]:
+        """Those that have ended by themselves, as far as the storage says so in time."""
+        ended: set[int] = set()
+        asked = list(found)
+
+        def ask() -> bool:
+            for other in asked:
+                if self._has_ended(other):
+                    ended.add(other)
+            return True
+
+        self._answer(ask)
+        return set(ended)
 
     def _has_ended(self, other: int) -> bool:
         """By itself: one that was cut off ends its ranks too, and may still write so."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tuneplane.kernel.errors import TunePlaneError
@@ -17,9 +18,12 @@ from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
 from tuneplane.node.record import read_record
 
 WRITE_S = 10.0
-"""How long the end is tried to be written where the disk is full; the exit code is told all the same."""
+"""How long end and intent are tried to be written where the disk is full; the exit code is told all the same."""
 
 RETRY_S = 0.5
+
+NOT_NOTED = 75
+"""The exit code where a run saved, to be continued, and that could not be noted: EX_TEMPFAIL of sysexits.h."""
 
 ENDED_ELSEWHERE = 143
 """The exit code where no node has one of its own: as if TERM had ended it."""
@@ -124,36 +128,42 @@ def _end(
             follows = plan_next(run, attempt, fence, environ)
         except (OSError, TunePlaneError) as error:  # how it ended is written all the same
             follows["not_restarted"] = f"what follows could not be decided: {error}"
-    _write_end(
-        attempt,
-        {
-            "code": outcome.code,
-            "srun_code": srun_code,
-            "first_failing_node": outcome.node.get("host") if outcome.node else None,
-            "first_failing_rank": outcome.node.get("rank") if outcome.node else None,
-            "reason": outcome.reason,
-            "stop_requested": outcome.stop_requested,
-            "for_good": outcome.for_good,
-            **follows,
-            "ended_at": time.time(),
-        },
-    )
+    values = {
+        "code": outcome.code,
+        "srun_code": srun_code,
+        "first_failing_node": outcome.node.get("host") if outcome.node else None,
+        "first_failing_rank": outcome.node.get("rank") if outcome.node else None,
+        "reason": outcome.reason,
+        "stop_requested": outcome.stop_requested,
+        "for_good": outcome.for_good,
+        **follows,
+        "ended_at": time.time(),
+    }
+    written = write_for_a_while(lambda: write_json(attempt.end, values), attempt.end)
+    noted = attempt.restart.exists() or not follows["to_be_continued"]
     # An old attempt that was cut off and ends late must not take them from its successor.
     if (outcome.for_good or follows["not_restarted"]) and run.attempts()[-1:] == [attempt]:
         try:
             run.secrets.unlink(missing_ok=True)
         except OSError as error:
             print(f"tuneplane: {run.secrets} not removed: {error.strerror}", file=sys.stderr)
+    if not outcome.for_good and not outcome.code and not (noted and written):
+        # With 0 Slurm would call a run complete that is to be continued.
+        told = f"it saved and ended, which could not be noted; tp job resume {run.run_id} goes on"
+        print(f"tuneplane: {told}", file=sys.stderr)
+        return NOT_NOTED
     return outcome.code
 
 
-def _write_end(attempt: AttemptFolder, values: dict[str, Any]) -> None:
+def write_for_a_while(act: Callable[[], object], path: Path) -> bool:
+    """Do it again for a while where the disk is full; whether it was done."""
     deadline = time.monotonic() + WRITE_S
     while True:
         try:
-            return write_json(attempt.end, values)
+            act()
+            return True
         except OSError as error:
             if time.monotonic() > deadline or isinstance(error, FileNotFoundError):
-                print(f"tuneplane: {attempt.end} not written: {error.strerror}", file=sys.stderr)
-                return None
+                print(f"tuneplane: {path} not written: {error.strerror}", file=sys.stderr)
+                return False
         time.sleep(RETRY_S)

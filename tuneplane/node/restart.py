@@ -41,22 +41,32 @@ LATE_S = 5.0
 
 TIME_LIMIT = re.compile(r"(?:(\d+)-)?(\d+):(\d+):(\d+)")
 
+SLURMSTEPD = re.compile(r"CANCELLED AT (\S+) DUE TO (PREEMPTION|NODE FAILURE)")
+"""Its words where Slurm ends a job, for a cause after which a run goes on. Source: slurmstepd's req.c."""
+
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER")
 """Slurm's variables that its commands are given; all others would change what is submitted."""
 
 REQUEUE_REFUSED = re.compile(r"disabled|not requeue|cannot be requeued", re.IGNORECASE)
 """Words of a Slurm that never requeues this job, so that a successor must do."""
 
+TOO_FEW_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
+"""Words of a Slurm that has too few nodes besides those to be avoided. Source: ESLURM_REQUESTED_NODE_CONFIG_
+UNAVAILABLE in slurm_errno.c."""
+
 NOT_WAITING = frozenset(("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING"))
 
 
 @dataclass(frozen=True)
 class SlurmWord:
-    """What Slurm says of the job as its attempt ends. limit_at: when its time is over, seconds since the epoch."""
+    """What Slurm says of the job as its attempt ends. limit_at: when its time is over, seconds since the epoch.
+    restarts: how often it was requeued, this end included where it is Slurm that starts the job again.
+    """
 
     state: str = ""
     preempted: bool = False
     limit_at: float | None = None
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ def ask_slurm(job_id: str, environ: Mapping[str, str]) -> SlurmWord:
 
 def read_word(text: str) -> SlurmWord:
     """The word in scontrol's own text form, its times as seconds (`SLURM_TIME_FORMAT=%s`)."""
-    found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|StartTime|TimeLimit)=(\S+)", text))
+    found = dict(re.findall(r"(?:^|\s)(JobState|PreemptTime|StartTime|TimeLimit|Restarts)=(\S+)", text))
     limit, started = TIME_LIMIT.fullmatch(found.get("TimeLimit", "")), found.get("StartTime", "")
     limit_at = None
     if limit and started.isdecimal():
@@ -122,7 +132,20 @@ def read_word(text: str) -> SlurmWord:
         state=found.get("JobState", ""),
         preempted=found.get("PreemptTime", "None") not in ("None", "Unknown", "0"),
         limit_at=limit_at,
+        restarts=int(found["Restarts"]) if found.get("Restarts", "").isdecimal() else 0,
     )
+
+
+def requeued_by_slurm(output: str, since: float) -> str:
+    """Why Slurm requeued a job, by what slurmstepd wrote into its output since then; empty for any other why.
+
+    Its controller forgets it: a requeued job has no PreemptTime.
+    """
+    begun = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since))
+    for at, why in SLURMSTEPD.findall(output):
+        if at >= begun:
+            return PREEMPTION if why == "PREEMPTION" else NODE_FAILURE
+    return ""
 
 
 def note_intent(attempt: AttemptFolder, plan: Plan) -> None:
@@ -142,13 +165,13 @@ def carry_out(
     if not intent or attempt.restarted.exists():
         return bool(intent)
     try:
-        found = _queued(run, job_id, environ)
+        found = _queued(run, attempt, job_id, environ)
         way = str(intent.get("way"))
         if not found and way == "requeue":
             found = _requeue(job_id, environ)
         if not found:
             way = "successor"
-            found = _submit(run, job, [str(host) for host in intent.get("exclude") or []], environ)
+            found = _submit(run, job, _names(intent.get("exclude")), dead_nodes(attempt), environ)
         if found != job_id:
             record_submission(run, found, TP)
         write_json(attempt.restarted, {"way": way, "job_id": found, "at": time.time()})
@@ -160,16 +183,23 @@ def carry_out(
 
 def excluded(run: RunFolder, job: JobSpec, attempt: int) -> list[str]:
     """Nodes that a successor avoids: those that were found dead in any attempt up to this one."""
-    hosts: dict[str, None] = {}
-    for earlier in run.attempts():
-        if earlier.number <= attempt:
-            for node in read_record(earlier.fence).get("nodes") or []:
-                hosts[str(node.get("host"))] = None
-    return list(hosts)
+    earlier = [a for a in run.attempts() if a.number <= attempt]
+    return list(dict.fromkeys(host for a in earlier for host in dead_nodes(a)))
 
 
-def _queued(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> str:
+def dead_nodes(attempt: AttemptFolder) -> list[str]:
+    """Nodes that were found dead in this attempt."""
+    return [str(node.get("host")) for node in read_record(attempt.fence).get("nodes") or []]
+
+
+def _names(found: object) -> list[str]:
+    return [str(name) for name in found] if isinstance(found, list) else []
+
+
+def _queued(run: RunFolder, attempt: AttemptFolder, job_id: str, environ: Mapping[str, str]) -> str:
     """A job of this run that waits or runs besides `job_id`, or `job_id` itself where it waits anew."""
+    # For minutes Slurm still shows the job of an attempt that lost a node: it waits for that node.
+    former = {str(read_record(a.start).get("job_id")) for a in run.attempts() if a.number < attempt.number}
     text = run_slurm(
         ["squeue", f"--user={os.geteuid()}", "--all", "--noheader", "--array", "--format=%i|%F_%K|%T|%Z"],
         environ,
@@ -178,6 +208,8 @@ def _queued(run: RunFolder, job_id: str, environ: Mapping[str, str]) -> str:
         one, element, state, folder = (line.split("|", 3) + [""] * 4)[:4]
         names = {one.strip(), element.strip()}
         if folder.strip() != str(run.path):
+            continue
+        if state.strip() == "COMPLETING" and names & former - {job_id}:
             continue
         if job_id not in names:
             return one.strip()
@@ -197,8 +229,19 @@ def _requeue(job_id: str, environ: Mapping[str, str]) -> str:
     return job_id
 
 
-def _submit(run: RunFolder, job: JobSpec, exclude: list[str], environ: Mapping[str, str]) -> str:
-    """A successor by the very same script; its id."""
+def _submit(
+    run: RunFolder, job: JobSpec, exclude: list[str], latest: list[str], environ: Mapping[str, str]
+) -> str:
+    """A successor by the very same script; its id. latest: what alone is avoided where the rest is too few."""
+    try:
+        return _sbatch(run, job, exclude, environ)
+    except OperationError as error:
+        if exclude == latest or not any(TOO_FEW_NODES.search(fault.what) for fault in error.faults):
+            raise
+        return _sbatch(run, job, latest, environ)
+
+
+def _sbatch(run: RunFolder, job: JobSpec, exclude: list[str], environ: Mapping[str, str]) -> str:
     asked = job.spec.slurm.exclude if job.spec.slurm else None
     avoid = [*([asked] if asked else []), *exclude]
     options = [f"--exclude={','.join(avoid)}"] if exclude else []

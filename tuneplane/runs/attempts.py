@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
+from tuneplane.runs.causes import on_node
 from tuneplane.runs.records import number, paused_jobs, read_object, stopped_jobs, whole
 from tuneplane.runs.state import RunState
 
@@ -84,7 +85,7 @@ def _attempt(folder: AttemptFolder, start: dict[str, Any], asked: str, going_on:
         how=how,
         code=code,
         cause=str(end.get("cause") or ""),
-        reason=f"{reason} on {node}" if reason and node else reason,
+        reason=on_node(reason, node),
         not_restarted=str(end.get("not_restarted") or ""),
         step=whole(progress.get("step")) if isinstance(progress, dict) else None,
     )

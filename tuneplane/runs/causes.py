@@ -20,3 +20,8 @@ SLURMS = {"walltime": "TIMEOUT", "preemption": "PREEMPTED", "node_failure": "NOD
 def words(cause: str) -> str:
     """`met its walltime`; a cause that this version does not know is told as it is."""
     return WORDS.get(cause, f"ended ({cause})" if cause else "ended")
+
+
+def on_node(reason: str, node: str) -> str:
+    """A reason and the node that it tells of; where that begins the sentence already, no second time."""
+    return f"{reason} on {node}" if reason and node and not reason.startswith(f"{node} ") else reason

@@ -87,6 +87,11 @@ class Records:
         """Whether a waiting job is the restart of the last attempt: the same one anew, or its successor."""
         return job == self.claimed or str(self.restarted.get("job_id") or "") == job.job_id
 
+    def went_on(self, job: Submission) -> bool:
+        """Whether the last attempt's own job was requeued after it, by us or by Slurm itself."""
+        by_slurm = bool(self.end.get("cause")) and not self.restart and not self.end.get("not_restarted")
+        return job == self.claimed and (by_slurm or str(self.restarted.get("job_id") or "") == job.job_id)
+
     def pending_restart(self) -> str:
         """The cause for which the run was to start again and, as far as the records say, did not; empty if none.
 

@@ -16,7 +16,7 @@ from tuneplane.kernel.submission import Submission
 from tuneplane.launch import slurm_commands
 from tuneplane.launch.slurm_commands import Answer, SlurmJob, query_accounting, query_queue
 from tuneplane.runs.adopt import note_unknown_jobs
-from tuneplane.runs.causes import SLURMS, words
+from tuneplane.runs.causes import SLURMS, on_node, words
 from tuneplane.runs.records import NodeState, Records, batch_words, number, read_records, settle, whole
 
 FINAL = slurm_commands.FINAL | {"LOST", "NOT_SUBMITTED", "PAUSED"}
@@ -321,8 +321,7 @@ def _ended(records: Records, job: Submission, slurm: SlurmJob | None) -> Verdict
     code = whole(records.end.get("code"))
     if records.completed():
         return Verdict("COMPLETED", 0)
-    node, reason = records.end.get("first_failing_node"), str(records.end.get("reason") or "")
-    told = f"{reason} on {node}" if node and reason else reason
+    told = on_node(str(records.end.get("reason") or ""), str(records.end.get("first_failing_node") or ""))
     there = slurm is not None and slurm.state not in FINAL
     if job.job_id in records.paused and not records.end.get("for_good") and not there:
         how = "it saved and ended" if code == 0 else told or "it ended"
@@ -335,6 +334,8 @@ def _ended(records: Records, job: Submission, slurm: SlurmJob | None) -> Verdict
         return Verdict("CANCELLED", code, STOPPED)
     if slurm and there:  # what ended it is Slurm's to say, a moment later
         return Verdict(slurm.state, None, slurm.reason)
+    if slurm and slurm.state in ("CANCELLED", "FAILED") and records.went_on(job):
+        return _ended_without_record(records, job, slurm)  # while it waited anew, or before its next claim
     by_us = str(records.end.get("cause") or "")
     if by_us in SLURMS:
         return Verdict(SLURMS[by_us], code, told or f"it {words(by_us)}")

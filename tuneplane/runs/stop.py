@@ -128,6 +128,7 @@ class Look:
 def look(run: RunFolder, also: Iterable[str] = ()) -> Look:
     """Every job of a run that is not over: those noted by now, those of `also`, those that work in its folder.
 
+    Not one whose attempt ended without a lost node: Slurm waits minutes for that, which has fenced itself.
     An element of an array is known by its own id alone; its array's id would mean its siblings.
     """
     ids = {*also, *(job.job_id for job in known_jobs(run) if not job.is_local)}
@@ -140,7 +141,14 @@ def look(run: RunFolder, also: Iterable[str] = ()) -> Look:
         job = answer.job_of(run.path, job_id)
         if job is not None and job.job_id == job_id and job.state not in FINAL:
             found[job_id] = job
-    return Look(found)
+    fenced = _fenced(run) if any(job.state == "COMPLETING" for job in found.values()) else set()
+    return Look({i: job for i, job in found.items() if job.state != "COMPLETING" or i not in fenced})
+
+
+def _fenced(run: RunFolder) -> set[str]:
+    """Ids of jobs whose last attempt ended because nodes were lost: it ended once those had fenced themselves."""
+    last = {str(read_object(a.start).get("job_id")): a for a in run.attempts()}
+    return {job_id for job_id, a in last.items() if a.fence.exists() and a.end.exists()}
 
 
 def _stop_slurm(run: RunFolder, deadline: float, told: Told, wait: bool) -> None:
