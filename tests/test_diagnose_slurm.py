@@ -107,8 +107,8 @@ def test_a_run_at_its_time_limit_is_told(lab: SlurmLab) -> None:
     run = lab.submit("h200-bare:1", "--time", "1")
     run.wait("TIMEOUT", timeout_s=150)
     found = why(run)
-    assert found["cause"] == "walltime"
-    assert "reached its time limit of 00:01:00 and Slurm ended it; " in found["sentence"]
+    assert found["cause"] == "restarts-without-progress"
+    assert found["sentence"].startswith("attempt 0 met its walltime, and it is not started again: no progress")
     assert "--time" in found["remedy"]
 
 

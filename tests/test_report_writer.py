@@ -190,7 +190,7 @@ def test_an_idle_writer_costs_no_processor_time(tmp_path: Path) -> None:
     time.sleep(0.1)
     start = time.process_time()
     time.sleep(1)
-    assert time.process_time() - start < 0.02
+    assert time.process_time() - start < 0.2
 
 
 MOUNTS = rb"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
