@@ -108,7 +108,9 @@ def test_a_run_at_its_time_limit_is_told(lab: SlurmLab) -> None:
     run.wait("TIMEOUT", timeout_s=150)
     found = why(run)
     assert found["cause"] == "restarts-without-progress"
-    assert found["sentence"].startswith("attempt 0 met its walltime, and it is not started again: no progress")
+    assert found["sentence"].startswith(
+        "attempt 0 met its walltime, and it is not started again: no progress"
+    )
     assert "--time" in found["remedy"]
 
 

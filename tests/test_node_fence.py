@@ -88,6 +88,19 @@ def test_nodes_hear_each_other_and_nobody_else(port: int) -> None:
     wait_until(lambda: peer.told_ending, "the peer is told")
 
 
+def test_a_node_that_ends_by_itself_says_so(port: int) -> None:
+    """Its silence from then on is no death, whatever the storage says or does not say."""
+    head = Pulse(0, [1], "127.0.0.1", port, "key", 0.05)
+    peer = Pulse(1, [0], "127.0.0.1", port, "key", 0.05)
+    for pulse in (head, peer):
+        pulse.start()
+    wait_until(lambda: head.silences_s()[1] is not None, "the head hears its peer")
+    peer.say_ended()
+    wait_until(lambda: head.ended == {1}, "the head knows")
+    head.say_ended()
+    wait_until(lambda: peer.ended == {0}, "the peer knows")
+
+
 def test_garbage_on_the_port_changes_nothing(port: int) -> None:
     head = Pulse(0, [1], "127.0.0.1", port, "key", 0.05)
     head.start()

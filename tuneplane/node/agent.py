@@ -113,11 +113,10 @@ class NodeRun:
         except Exception as error:  # whatever it is, the run's record must say that this node has ended
             ended = self._failed(CANNOT_START, f"the node agent failed: {type(error).__name__}: {error}")
         self.fence.stop()
-        declared = self.fence.declare()
         if not self.record.end(ended.code, ended.reason, ended.told, ended.at):
             with suppress(OSError):
                 print(f"tuneplane: {self.attempt.path} takes no exit record: {ended.reason}", file=sys.stderr)
-        if declared and self.given.rank != 0:  # node 0, whose batch script would do it, is dead
+        if self.fence.declare() and self.given.rank != 0:  # node 0, whose batch script would do it, is dead
             from tuneplane.node.chain import end_for_node_0
 
             end_for_node_0(self.folder, self.attempt, self.environ)

@@ -38,6 +38,9 @@ CONTROLLER_S = 15.0
 
 CONTROLLER_TRIES = 4
 
+CONTROLLER_AWAY_S = 900.0
+"""How long a node that lost others waits for a controller that is away: longer than a restart of it takes."""
+
 
 def fenced_after_s(heartbeat_s: float) -> float:
     """Seconds after which a node that hears nothing has no process of its attempt any more."""
@@ -101,7 +104,9 @@ class Fence:
             threading.Thread(target=watch, name=name, daemon=True).start()
 
     def stop(self) -> None:
-        """This node's command has ended: no verdict from here on."""
+        """This node's command has ended: no verdict from here on. Where it did so by itself, others are told."""
+        if not self._signals.cut:
+            self._pulse.say_ended()
         self._done.set()
         self._look.set()
 
@@ -112,11 +117,16 @@ class Fence:
     def declare(self) -> bool:
         """Note the dead, once for all nodes; whether this node did, and so sees to the attempt's end.
 
-        Called when this node's own ranks are gone. A node that is itself cut off from Slurm notes nothing:
-        Slurm misses it too, and starts the run again.
+        Called when this node's own ranks are gone. It waits for Slurm's controller, which may just be away, until
+        others have noted it or the run has begun anew: a node that is itself cut off reaches none, and Slurm,
+        which misses it too, starts the run again.
         """
-        if not self.dead or not controller_answers(self._environ):
+        if not self.dead:
             return False
+        deadline = time.monotonic() + CONTROLLER_AWAY_S
+        while not controller_answers(self._environ):
+            if time.monotonic() > deadline or self._answer(self._is_settled):
+                return False
         noted = {
             "nodes": [
                 {"rank": rank, "host": self._hosts[rank], "silent_s": round(age, 1)}
@@ -127,12 +137,16 @@ class Fence:
         }
         return self._answer(lambda: create_once(self._attempt.fence, json_text(noted)))
 
+    def _is_settled(self) -> bool:
+        return self._attempt.fence.exists() or self._run.attempt(self._attempt.number + 1).path.exists()
+
     # The network's thread: no file is touched here.
 
     def _watch_nodes(self) -> None:
         interval_s = self._beat_s / PULSES_A_BEAT
         while not self._done.wait(interval_s):
             network = self._pulse.silences_s()
+            self._watched -= self._pulse.ended
             if self._pulse.told_ending:
                 return self._cut(f"node 0 ({self._hosts[0]}) ends the attempt")
             found = {

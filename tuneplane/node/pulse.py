@@ -11,10 +11,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any
 
 SIGNATURE_BYTES = 16
 
 LONGEST_BYTES = 256
+
+ENDED_TIMES = 3
 
 LONGEST_KEY_BYTES = 64
 """Of blake2b."""
@@ -57,6 +61,11 @@ class Pulse:
         """Told along: this node ends its attempt."""
         self.told_ending = False
         """Node 0 said that it ends the attempt."""
+        self.ended: set[int] = set()
+        """Nodes that said that their command has ended by itself: they are silent from then on."""
+        self._has_ended = False
+        self._senders: dict[int, Any] = {}
+        self._open: socket.socket | None = None
 
     def start(self) -> None:
         """Speak and listen from here on."""
@@ -68,10 +77,24 @@ class Pulse:
         with self._lock:
             return {other: silence.tick(now) for other, silence in self._silences.items()}
 
+    def say_ended(self) -> None:
+        """Tell the others that this node's command has ended by itself, more than once: datagrams get lost."""
+        self._has_ended = True
+        opened = self._open
+        if opened is None:
+            return
+        for _ in range(ENDED_TIMES):
+            with suppress(OSError):
+                if self._rank != 0:
+                    opened.send(self._message())
+                for sender in list(self._senders.values()):
+                    opened.sendto(self._message(), sender)
+
     def _run(self) -> None:
         while True:
             try:
                 with self._socket() as opened:
+                    self._open = opened
                     self._answer(opened) if self._rank == 0 else self._ask(opened)
             except OSError:
                 time.sleep(self._interval_s)
@@ -91,6 +114,7 @@ class Pulse:
             message, sender = opened.recvfrom(LONGEST_BYTES)
             rank = self._hear(message)
             if rank is not None:
+                self._senders[rank] = sender
                 try:
                     opened.sendto(self._message(), sender)
                 except OSError:  # no way back to it just now
@@ -109,7 +133,8 @@ class Pulse:
             time.sleep(max(0.0, self._interval_s - (time.monotonic() - begun)))
 
     def _message(self) -> bytes:
-        text = f"tuneplane {self._rank} {'ending' if self.ending else 'alive'}".encode()
+        state = "ended" if self._has_ended else "ending" if self.ending else "alive"
+        text = f"tuneplane {self._rank} {state}".encode()
         return self._signature(text) + text
 
     def _hear(self, message: bytes) -> int | None:
@@ -125,6 +150,8 @@ class Pulse:
             silence.hear()
         if rank == "0" and state == "ending":
             self.told_ending = True
+        if state == "ended":
+            self.ended = self.ended | {int(rank)}
         return int(rank)
 
     def _signature(self, text: bytes) -> bytes:
