@@ -44,6 +44,7 @@ from tuneplane.spec import (
     Recipe,
     Reporting,
     Resources,
+    Restart,
     Slurm,
     Spec,
     dump,
@@ -276,6 +277,7 @@ def job_spec(
     profile: str = "h200:8",
     user: str = USER,
     hyperparams: Mapping[str, Any] | None = None,
+    max_restarts: int = 0,
     **node: Any,
 ) -> JobSpec:
     """The JobSpec of a plain run. `node`: values of its `Node`. Digests of files are filled in by `make_run`."""
@@ -307,6 +309,7 @@ def job_spec(
             capsule=Capsule("sha256:" + "0" * 64, 0, 0, ""),
             hyperparams=dict(hyperparams or {}),
             slurm=slurm if scheduler == "slurm" else None,
+            restart=Restart(max_restarts),
         ),
     )
 

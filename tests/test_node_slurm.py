@@ -79,7 +79,7 @@ def submit(testbed: Testbed) -> Iterator[Any]:
             image = Image(str(sif), "--image", str(sif), sha256_file(sif))
             more["container"] = Container("apptainer", image=image)
         usual = {"nodes": 2, "device": "gpu", "per_node": 2, "profile": "h200:4", "user": "alice"}
-        usual |= {"python": "/usr/bin/python3", "path": SYSTEM_PATH, "stop_grace_s": 10.0}
+        usual |= {"python": "/usr/bin/python3", "path": SYSTEM_PATH, "stop_grace_s": 10.0, "max_restarts": 3}
         run = make_run(folder, train, number=len(jobs), **{**usual, **more})
         testbed.give(folder)
         jobs.append(Job(testbed, run, folder / "scratch"))

@@ -24,7 +24,7 @@ from tuneplane.node.ending import Ending
 from tuneplane.node.environment import Place, job_environment, read_secrets
 from tuneplane.node.fence import Fence
 from tuneplane.node.process import become_subreaper
-from tuneplane.node.record import NodeRecord, read_record
+from tuneplane.node.record import TOLD, NodeRecord, read_record
 from tuneplane.node.scratch import (
     held_scratch,
     make_user_folder,
@@ -123,7 +123,7 @@ class NodeRun:
         return ended.code
 
     def _ask_to_save(self) -> None:
-        self.record.ask_to_save()
+        self.record.ask_to_save("" if self.signals.save else TOLD)
         self.fence.look_now()
 
     def _run_command(self) -> Ended:

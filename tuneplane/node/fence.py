@@ -16,7 +16,7 @@ from tuneplane.kernel.files import create_once, json_text
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.node.outcome import silence_sentence
 from tuneplane.node.pulse import Pulse, Silence
-from tuneplane.node.record import read_record
+from tuneplane.node.record import read_record, was_asked
 from tuneplane.node.signals import Signals
 
 BEATS_UNTIL_SILENT = 3
@@ -201,7 +201,7 @@ class Fence:
             try:
                 if newer.path.exists():
                     return self._cut(f"attempt {newer.number} of this run has begun")
-                if self._attempt.stop_marker.exists():
+                if was_asked(self._attempt.stop_marker):
                     self._signals.ask_to_save()
                 if self._job_id in noted_jobs(self._run.stopped):
                     self._signals.hurry()

@@ -15,7 +15,7 @@ from typing import Any
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.files import write_json
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
-from tuneplane.node.record import read_record
+from tuneplane.node.record import read_record, was_asked
 
 WRITE_S = 10.0
 """How long end and intent are tried to be written where the disk is full; the exit code is told all the same."""
@@ -119,7 +119,7 @@ def _end(
     nodes = [record for path in sorted(attempt.path.glob("node-*.json")) if (record := read_record(path))]
     start = read_record(attempt.start)
     nodes += never_began(nodes, start.get("hosts") or []) if srun_code else []
-    outcome = judge(nodes, srun_code, attempt.stop_marker.exists(), fence.get("nodes") or [])
+    outcome = judge(nodes, srun_code, was_asked(attempt.stop_marker), fence.get("nodes") or [])
     follows: dict[str, Any] = {"cause": "", "to_be_continued": False, "not_restarted": ""}
     if not outcome.is_settled and run.attempts()[-1:] == [attempt]:  # one that was cut off ends late
         from tuneplane.node.chain import plan_next  # only here: most ends need neither Slurm nor the job

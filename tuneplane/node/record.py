@@ -21,6 +21,9 @@ SHORTEST_BEAT_S = 0.05
 RETRY_S = 0.5
 """How soon a write that failed (a full disk, a quota) is tried again."""
 
+TOLD = "told to end\n"
+"""In the stop marker where nobody asked for it, and an agent that was told to end left it for its own ranks."""
+
 END_S = 20.0
 """How long the exit record is tried where nobody waits for this node to end."""
 
@@ -42,6 +45,7 @@ class NodeRecord:
         self._lock = threading.Lock()  # of the values and the three below
         self._version, self._written = 1, 0
         self._ending = self._save = False
+        self._because = ""
         self._news, self._done = threading.Event(), threading.Event()
 
     def start(self) -> None:
@@ -55,9 +59,9 @@ class NodeRecord:
             self._version += 1
         self._news.set()
 
-    def ask_to_save(self) -> None:
-        """Leave the stop marker, which the trainer looks for; returns at once."""
-        self._save = True
+    def ask_to_save(self, because: str = "") -> None:
+        """Leave the stop marker, which the trainer looks for; returns at once. because: `TOLD`, or empty."""
+        self._save, self._because = True, because
         self._news.set()
 
     def end(self, code: int, reason: str, told: bool, at: float) -> bool:
@@ -103,7 +107,9 @@ class NodeRecord:
                         self._done.set()
         if self._save:
             try:
-                self._marker.touch()
+                with self._marker.open("a", encoding="ascii") as marker:
+                    if marker.tell() == 0:
+                        marker.write(self._because)
                 self._save = False
             except OSError:
                 settled = False
@@ -133,6 +139,14 @@ class NodeRecord:
             os.pwrite(descriptor, f"{time.time():.3f}\n".encode(), 0)
         finally:
             os.close(descriptor)
+
+
+def was_asked(marker: Path) -> bool:
+    """Whether somebody asked the run to save and end, by its stop marker."""
+    try:
+        return marker.read_text(encoding="ascii", errors="replace") != TOLD
+    except OSError:
+        return False
 
 
 def read_record(path: Path) -> dict[str, Any]:
