@@ -83,8 +83,8 @@ def chains(testbed: Testbed) -> Iterator[Chains]:
         try:
             for last, every, words, more in (
                 (240, 0, "", []),
-                (240, 5, "deaf", []),
-                (240, 0, "deaf", []),
+                (440, 5, "deaf", []),
+                (440, 0, "deaf", []),
                 (240, 0, "deaf catches-USR1", ["--save-signal", "USR1"]),
             ):
                 lab = make_lab(testbed, last, 0.25, every, words)
@@ -114,7 +114,7 @@ def test_a_trainer_that_ignores_the_marker_is_told_to_end_and_goes_on_from_its_c
     run = chains.deaf
     status = run.wait("COMPLETED", timeout_s=240)
     assert status["attempts"] >= 2, run.known()
-    assert json.loads(run.read("out/final-0.json")) == unbroken(240)
+    assert json.loads(run.read("out/final-0.json")) == unbroken(440)
     first = end_of(run, 0)
     assert (first["cause"], first["code"]) == ("walltime", 143)
     saved = max(step for step, attempt in steps_of(run) if attempt == 0) // 5 * 5
