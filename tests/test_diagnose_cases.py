@@ -86,7 +86,7 @@ def test_every_cause_stands_in_the_page_for_users() -> None:
 def test_a_case_is_small_and_names_nobody(case: Path) -> None:
     text = (case / "evidence.json").read_text(encoding="utf-8")
     assert len(text) < 120_000
-    for private in ("alice", "/var/lib/", "/work/wt", "/root/", "research", "testbed", "tracker.example"):
+    for private in ("alice", "/var/lib/", "/root/", "research", "testbed", "tracker.example"):
         assert private not in text.replace("slurmstepd", ""), private
     assert not re.search(r"\b(?!127\.|0\.0\.0\.0|192\.0\.2\.)\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}\b", text)
     assert not re.search(r"\b[0-9a-f]{40,}\b", text)

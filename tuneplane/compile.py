@@ -8,23 +8,23 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tuneplane import __version__
+from tuneplane import __version__, clusterspec
 from tuneplane.capsule import CapsuleInfo, check_capsule
 from tuneplane.compose import Composed, compose, parse_mount
 from tuneplane.containers import Container as Started
 from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
 from tuneplane.containers import form_faults
+from tuneplane.findings import Findings
 from tuneplane.images import Choice, ChosenImage, Rules, image_faults, is_local, resolve_image
 from tuneplane.images.local import ImageFile, inspect
 from tuneplane.images.progress import Progress, silent
-from tuneplane.kernel.errors import Fault, OperationError, TunePlaneError, UsageError
+from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
 from tuneplane.lab.marker import Lab
 from tuneplane.node.environment import data_folders
@@ -39,8 +39,6 @@ from tuneplane.recipes.recipe import Recipe
 from tuneplane.runimage import image_place, image_rules, run_choice
 from tuneplane.runs.index import current_user
 from tuneplane.site import Cluster, Site
-from tuneplane.site import Slurm as SlurmKeys
-from tuneplane.slurmforms import time_s
 from tuneplane.spec import (
     Capsule,
     Container,
@@ -50,9 +48,6 @@ from tuneplane.spec import (
     Node,
     Output,
     Reporting,
-    Resources,
-    Restart,
-    Slurm,
     Spec,
 )
 from tuneplane.spec import Recipe as LockedRecipe
@@ -64,12 +59,6 @@ STANDARD_OUTPUTS = (
     Output("eval", "eval/report.json"),
 )
 """What the platform finds below every output folder (C13)."""
-
-UNLIMITED_SAVE_S = 60.0
-"""Time to save where no walltime is near."""
-
-END_MARGIN_S = 15.0
-"""What ending a run and starting it again may take, before its time is over."""
 
 URL_REQUIRED = "custom external observability requires spec.framework.observability_url"
 
@@ -130,34 +119,6 @@ class Draft:
             commit=self.capsule.commit or "",
             dirty=list(self.capsule.dirty),
         )
-
-
-@dataclass
-class Findings:
-    """What compiling found besides the draft. `unchecked`: what needs a flag that was not given (C30)."""
-
-    faults: list[Fault] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    unchecked: list[str] = field(default_factory=list)
-    missing: list[Fault] = field(default_factory=list)  # the same flags, as a submit refuses their absence
-    refused: list[TunePlaneError] = field(default_factory=list)  # the machine's own no: exit 1
-
-    def attempt(self, call: Callable[..., T], *arguments: Any, **options: Any) -> T | None:
-        """The call's result, or None with its faults noted."""
-        try:
-            return call(*arguments, **options)
-        except UsageError as error:
-            self.faults += [fault for fault in error.faults if fault not in self.faults]
-        except TunePlaneError as error:
-            self.refused.append(error)
-        return None
-
-    def raise_all(self) -> None:
-        """Raise one error with every fault; where the machine alone refused, that one (exit 1)."""
-        if self.faults:
-            raise UsageError(*self.faults, *(fault for error in self.refused for fault in error.faults))
-        if self.refused:
-            raise self.refused[0]
 
 
 def compile_request(
@@ -225,7 +186,7 @@ def compile_request(
             observability_url=request.observability_url,
         ),
         entrypoint=entry.relative_to(lab.root).as_posix(),
-        resources=_resources(request, cluster, placement),
+        resources=clusterspec.resources(request.profile or cluster.name, cluster, placement),
         container=Container(
             runtime=cluster.container.runtime,
             binary=cluster.container.binary,
@@ -234,7 +195,7 @@ def compile_request(
             mounts=mounts,
         ),
         node=Node(
-            python=cluster.python or base_interpreter(),
+            python=cluster.python or clusterspec.base_interpreter(),
             path=cluster.path,
             scratch=cluster.scratch,
             shared=list(cluster.shared),
@@ -242,14 +203,14 @@ def compile_request(
             secrets=secrets,
             heartbeat_s=cluster.heartbeat_s,
             stop_grace_s=cluster.stop_grace_s,
-            save_s=save_time_s(cluster),
+            save_s=clusterspec.save_time_s(cluster),
             save_signal=cluster.save_signal or "",
         ),
         reporting=Reporting(enabled=cluster.reporting),
         capsule=Capsule(capsule.digest, capsule.size_bytes, capsule.files, kernel_sha256=""),
         hyperparams=params,
-        slurm=_slurm(cluster, request) if cluster.scheduler == "slurm" else None,
-        restart=_restart(cluster),
+        slurm=clusterspec.directives(cluster, request.experiment) if cluster.scheduler == "slurm" else None,
+        restart=clusterspec.restart(cluster),
         outputs=[*STANDARD_OUTPUTS, *(Output(o.name, o.path, o.kind, o.step_key) for o in recipe.outputs)],
     )
     root = Path(cluster.storage_root).expanduser()
@@ -257,11 +218,6 @@ def compile_request(
     if found.faults:
         return None, found
     return Draft(lab, request, composed, spec, capsule, root, chosen), found
-
-
-def base_interpreter() -> str:
-    """The interpreter below this process's virtual environment: it outlives that environment."""
-    return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def present_secrets(found: Findings, site: Site, environ: Mapping[str, str]) -> list[str]:
@@ -418,69 +374,6 @@ def _check_storage(found: Findings, cluster: Cluster) -> None:
                 "choose one below a shared folder",
             )
         )
-
-
-def _resources(request: Request, cluster: Cluster, placement: Placement) -> Resources:
-    assert request.profile is not None
-    return Resources(
-        profile=request.profile,
-        cluster=cluster.name,
-        scheduler=cluster.scheduler,
-        device=cluster.device,
-        nodes=placement.nodes,
-        gpus_per_node=placement.gpus_per_node,
-        cpus_per_node=placement.cpus_per_node,
-        memory_per_node=placement.memory_per_node,
-    )
-
-
-def _slurm(cluster: Cluster, request: Request) -> Slurm:
-    slurm = cluster.slurm
-    return Slurm(
-        job_name=slurm.job_name or request.experiment,
-        gpu_request=slurm.gpu_request,
-        gpu_type=slurm.gpu_type,
-        partition=slurm.partition,
-        account=slurm.account,
-        qos=slurm.qos,
-        reservation=slurm.reservation,
-        constraint=slurm.constraint,
-        time=slurm.time,
-        nodelist=slurm.nodelist,
-        exclude=slurm.exclude,
-        dependency=slurm.dependency,
-        mail_user=slurm.mail_user,
-        mail_type=slurm.mail_type,
-        exclusive=slurm.exclusive,
-        signal_before_end_s=warning_s(slurm),
-        extra_directives=dict(slurm.extra_directives),
-        modules=list(slurm.modules),
-        srun_options=list(slurm.srun_options),
-    )
-
-
-def warning_s(slurm: SlurmKeys) -> int | None:
-    """How long before its limit a run is asked to save: of a short limit no more than the half."""
-    if slurm.signal_before_end_s is None or slurm.time is None:
-        return slurm.signal_before_end_s
-    limit_s = time_s(slurm.time)
-    return slurm.signal_before_end_s if not limit_s else min(slurm.signal_before_end_s, int(limit_s) // 2)
-
-
-def save_time_s(cluster: Cluster) -> float:
-    """How long a trainer may take from the stop marker on, before TERM: so that all has ended before the limit."""
-    if cluster.save_s is not None:
-        return cluster.save_s
-    warned_s = warning_s(cluster.slurm)
-    if cluster.scheduler != "slurm" or warned_s is None:
-        return UNLIMITED_SAVE_S
-    return max(warned_s - cluster.stop_grace_s - END_MARGIN_S, warned_s / 3)
-
-
-def _restart(cluster: Cluster) -> Restart:
-    if cluster.scheduler != "slurm":
-        return Restart()
-    return Restart(cluster.max_restarts, cluster.restart_way)
 
 
 def _check_start(found: Findings, spec: Spec, root: Path) -> None:

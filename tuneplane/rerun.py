@@ -17,9 +17,9 @@ from typing import Any
 
 from tuneplane import __version__
 from tuneplane.capsule import kernel_application
-from tuneplane.compile import Findings
 from tuneplane.compose import Composed, compose
 from tuneplane.compose.mounts import format_mount
+from tuneplane.findings import Findings
 from tuneplane.images import Choice, image_faults
 from tuneplane.images.folder import ImageFolder
 from tuneplane.kernel.digests import sha256_bytes

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tuneplane.capsule import build_capsule
 from tuneplane.capsule.kernel import kernel_application
-from tuneplane.compile import Draft, Findings, Request, compile_request
+from tuneplane.compile import Draft, Request, compile_request
+from tuneplane.findings import Findings
 from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel import env
 from tuneplane.kernel.digests import sha256_bytes

@@ -26,7 +26,7 @@ def discover_command(name: str, partition: str | None, only_print: bool) -> None
 
     Every value has a comment that says where it came from; guesses are marked. Nothing is overwritten.
     """
-    from tuneplane.compile import base_interpreter
+    from tuneplane.clusterspec import base_interpreter
     from tuneplane.discover.choice import choose
     from tuneplane.discover.here import look
     from tuneplane.discover.profile import profile_path, profile_text, write_profile

@@ -15,7 +15,8 @@ from tuneplane.cli.show import show_fields, show_json, show_notices
 from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 if TYPE_CHECKING:
-    from tuneplane.compile import Draft, Findings, Request
+    from tuneplane.compile import Draft, Request
+    from tuneplane.findings import Findings
     from tuneplane.start import Submitted
 
 F = TypeVar("F", bound=Callable[..., Any])
