@@ -154,10 +154,11 @@ def test_another_host_reaches_the_address_and_port(tmp_path: Path) -> None:
     ip addr add 10.9.0.1/24 dev v1; ip link set v1 up
     nsenter -t $other -n sh -c 'ip addr add 10.9.0.2/24 dev v2; ip link set v2 up'
     coproc listener {{ exec {PYTHON} -I -S listen.py "$1"; }}
-    read -r -u "${{listener[0]}}" address port
+    exec 3<&"${{listener[0]}}"  # bash forgets its own as soon as the listener has ended
+    read -r -u 3 address port
     echo "$address $port"
     nsenter -t $other -n {PYTHON} -I -S connect.py "$address" "$port"
-    read -r -u "${{listener[0]}}" said; echo "$said"
+    read -r -u 3 said; echo "$said"
     kill $other
     """
     done = in_network(tmp_path, "127.0.1.1 n1\n10.9.0.2 n2\n", script, PACKAGE)
