@@ -32,9 +32,11 @@ testbed: install
 testbed-down:
 	$(TESTBED) down
 
-# The images of tests and demo, without a registry. containers/README.md has the others.
-images: install
+# The images of tests and demo, and one to train in with torch, without a registry.
+# TRAINER_INDEX=https://download.pytorch.org/whl/cpu gives the smaller torch for nodes without GPUs.
+images: wheel
 	$(TESTBED) image
+	$(TESTBED) trainer-image dist/tuneplane-*.whl $(if $(TRAINER_INDEX),--index $(TRAINER_INDEX))
 
 # What trainer images install.
 wheel: install

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,20 @@ def test_the_page_names_every_image() -> None:
     assert {f"`{path.parent.name}/`" for path in CONTAINERS.glob("*/Dockerfile")} <= set(
         re.findall(r"`\w+/`", page)
     )
+
+
+def test_commands_of_the_trainer_image_are_started_by_its_own_python(tmp_path: Path) -> None:
+    """pip gives them the Python that pip itself runs under, which the image does not have."""
+    source, target = tmp_path / "site/bin", tmp_path / "bin"
+    for folder in (source, target):
+        folder.mkdir(parents=True)
+    (source / "torchrun").write_text("#!/elsewhere/.venv/bin/python3\nimport sys\nprint(sys.argv)\n")
+    (source / "tool").write_bytes(b"#!/bin/sh\nexit 0\n")
+    (target / "tool").write_text("the venv's own")
+    script = "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path;"
+    script += "from images import move_commands; move_commands(Path(sys.argv[2]), Path(sys.argv[3]))"
+    testbed = str(ROOT / "slurm/testbed")
+    subprocess.run([sys.executable, "-c", script, testbed, source, target], check=True, timeout=30)
+    assert (target / "torchrun").read_text().splitlines()[:2] == ["#!/opt/trainer/bin/python3", "import sys"]
+    assert (target / "tool").read_text() == "the venv's own"
+    assert not source.exists()

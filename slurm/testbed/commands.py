@@ -11,6 +11,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import cluster
 import hosts
@@ -127,6 +128,9 @@ def build_parser() -> argparse.ArgumentParser:
     change.add_argument("changes", nargs="+", metavar="KEY=VALUE")
     commands.add_parser("reset", help="bring the default slurm.conf back, and accounting on")
     commands.add_parser("image", help="build the images of the tests; prints the minimal one's path")
+    trainer = commands.add_parser("trainer-image", help="build containers/trainer; prints its path")
+    trainer.add_argument("wheel", type=Path, help="this project's wheel, of `make wheel`")
+    trainer.add_argument("--index", default="", help="where pip finds torch; pip's own configuration if absent")
     commands.add_parser(
         "install-tp", help="install this checkout's wheel for the users; prints the path of tp"
     )
@@ -172,6 +176,8 @@ def run(layout: Layout, arguments: argparse.Namespace) -> int:
             cluster.reset(layout)
         elif command == "image":
             print(images.install_images(layout))
+        elif command == "trainer-image":
+            print(images.build_trainer(layout, arguments.wheel, arguments.index))
         elif command == "install-tp":
             print(wheel.install_tp(layout))
     return 0
