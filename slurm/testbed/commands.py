@@ -130,7 +130,9 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser("image", help="build the images of the tests; prints the minimal one's path")
     trainer = commands.add_parser("trainer-image", help="build containers/trainer; prints its path")
     trainer.add_argument("wheel", type=Path, help="this project's wheel, of `make wheel`")
-    trainer.add_argument("--index", default="", help="where pip finds torch; pip's own configuration if absent")
+    trainer.add_argument(
+        "--index", default="", help="where pip finds torch; pip's own configuration if absent"
+    )
     commands.add_parser(
         "install-tp", help="install this checkout's wheel for the users; prints the path of tp"
     )
