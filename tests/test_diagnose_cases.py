@@ -64,7 +64,7 @@ def test_what_is_told_is_one_sentence_with_evidence_and_a_remedy(case: Path) -> 
         assert len(finding.evidence) <= 16
 
 
-MADE = {"paused", "agent-fenced"}
+MADE = {"agent-fenced"}
 """Causes whose rules are judged on made records alone, in `test_diagnose_restarts.py`."""
 
 

@@ -338,6 +338,14 @@ def suspended(b: Bed) -> str:
     return b.wait(run, "SUSPENDED")
 
 
+@case("slurm-paused", "paused", "tp job pause, and the program saves")
+def paused(b: Bed) -> str:
+    b.train(CHAIN.replace("echo step 1", "echo step 1; sleep 2") + SAVES)
+    run = b.wait(b.submit(BARE), "RUNNING", log="step 1")
+    b.lab.sh(["tp", "job", "pause", run])
+    return b.wait(run, "PAUSED")
+
+
 @case("slurm-agent-killed", "agent-gone", "the agent of one node is killed")
 def agent_killed(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")
