@@ -18,7 +18,7 @@ from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.node.allocation import slurm_job_id
 from tuneplane.node.attempt import chain_ended
 from tuneplane.node.fence import fenced_after_s
-from tuneplane.node.outcome import ENDED_ELSEWHERE, RETRY_S, end, write_for_a_while
+from tuneplane.node.outcome import ENDED_ELSEWHERE, end, write_for_a_while
 from tuneplane.node.progress import Progress, has_progressed, read_progress, recorded
 from tuneplane.node.record import read_record
 from tuneplane.node.restart import (
@@ -134,9 +134,9 @@ def _wait_until_fenced(job: JobSpec, fence: dict[str, Any]) -> None:
     """Until no process of this attempt can be left: the others' have ended, the dead nodes fenced themselves."""
     dead = fence.get("nodes") or []
     silent_s = max((float(node.get("silent_s") or 0) for node in dead), default=0.0)
-    sure_at = float(fence.get("at") or time.time()) - silent_s + fenced_after_s(job.spec.node.heartbeat_s)
-    while time.time() < sure_at:
-        time.sleep(min(RETRY_S, max(0.0, sure_at - time.time())))
+    fenced_s = fenced_after_s(job.spec.node.heartbeat_s)
+    since_s = time.time() - float(fence.get("at") or time.time()) + silent_s
+    time.sleep(min(max(0.0, fenced_s - since_s), fenced_s))  # a clock that was set back prolongs nothing
 
 
 def _tail(path: Path) -> str:

@@ -84,7 +84,7 @@ def read_progress(run: RunFolder, job: JobSpec, attempt: int) -> Progress:
 def _below(folder: Path, pattern: str) -> Iterable[Path]:
     try:
         return sorted(folder.glob(pattern))
-    except (OSError, ValueError, NotImplementedError):
+    except (OSError, ValueError, NotImplementedError):  # the last: an absolute pattern, to pathlib
         return []
 
 
