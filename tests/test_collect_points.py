@@ -20,7 +20,9 @@ from report_job import REPOSITORY, RUN_ID, TOKEN_SHA256
 
 from tuneplane.collect import tail as tail_module
 from tuneplane.collect.gaps import Numbers
-from tuneplane.collect.metrics import Collector, Metrics, read_metrics
+from tuneplane.collect.metrics import Metrics, metrics_of, read_metrics
+from tuneplane.collect.source import RunSource
+from tuneplane.collect.store import Store
 from tuneplane.kernel.errors import OperationError
 
 
@@ -63,8 +65,24 @@ def read(run: Path) -> Metrics:
     return read_metrics(run, RUN_ID, TOKEN_SHA256)
 
 
-def collector(run: Path) -> Collector:
-    return Collector(run, RUN_ID, TOKEN_SHA256)
+class Reader:
+    """Follows one run, as `tp job metrics --follow` does."""
+
+    def __init__(self, run: Path) -> None:
+        self._source = RunSource(run, RUN_ID, TOKEN_SHA256)
+        self._store = Store(memory=True)
+
+    def refresh(self) -> int:
+        """Read what is new; how many values that were."""
+        self._store.refresh([self._source])
+        return self._store.new_points(RUN_ID)
+
+    def metrics(self) -> Metrics:
+        return metrics_of(self._store, RUN_ID)
+
+
+def collector(run: Path) -> Reader:
+    return Reader(run)
 
 
 def steps(metrics: Metrics, name: str = "loss") -> list[float]:
