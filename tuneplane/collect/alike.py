@@ -32,7 +32,9 @@ class Alike(NamedTuple):
 
 def read_alike(data: bytes) -> tuple[list[Alike], list[bytes]]:
     """The points in `data`, which ends with a newline, and the lines that have to be read one by one."""
-    whole = _read(data, data.count(b"\n"))
+    count = data.count(b"\n")
+    form = data[: data.find(b"\n") + 1].translate(None, _OF_NUMBERS)
+    whole = _read(data, count) if data.translate(None, _OF_NUMBERS) == form * count else None
     if whole is not None:
         return [whole], []
     groups: dict[bytes, list[bytes]] = {}
