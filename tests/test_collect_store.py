@@ -279,7 +279,9 @@ def test_a_folder_that_somebody_else_laid_there_is_not_used(run: Path, cache: Pa
         os.chown(cache, 65534, 65534)
     with Store(cache) as store:
         assert told(store, run)["series"]["loss"][0] == [0.0]
-        assert store.notice.startswith(str(cache)) and ("no folder" in store.notice or "65534" in store.notice)
+        assert store.notice.startswith(str(cache)) and (
+            "no folder" in store.notice or "65534" in store.notice
+        )
 
 
 def test_the_cache_is_the_user_s_alone_and_where_he_says(

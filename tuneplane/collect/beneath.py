@@ -36,6 +36,7 @@ class Listing:
     skipped: dict[str, str] = field(default_factory=dict)
     unnamed: int = 0
     looked_at: int = 0
+    full: bool = False
 
     def skip(self, name: str, why: str) -> None:
         """Pass over an entry."""
@@ -49,15 +50,15 @@ class Listing:
         more = {}
         if self.unnamed:
             more[f"{what}: {self.unnamed} more"] = "no such files either"
-        if self.looked_at >= MAX_ENTRIES or len(self.files) >= MAX_FILES:
-            more[f"{what}: the rest"] = (
-                f"more than {min(self.looked_at, MAX_ENTRIES)} entries, the others are not read"
-            )
+        if self.full:
+            more[f"{what}: the rest"] = f"only the first {self.looked_at} entries are looked at"
         return {**self.skipped, **more}
 
-    def is_full(self) -> bool:
-        """Whether no more is looked at."""
-        return self.looked_at >= MAX_ENTRIES or len(self.files) >= MAX_FILES
+    def look(self) -> bool:
+        """Count an entry that is looked at; False where it is one too many."""
+        self.full = self.full or self.looked_at >= MAX_ENTRIES or len(self.files) >= MAX_FILES
+        self.looked_at += not self.full
+        return not self.full
 
 
 def open_beneath(root: Path, relative: str) -> int:
@@ -80,9 +81,8 @@ def list_folder(folder: Path, suffix: str) -> Listing:
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if listing.is_full():
+            if not listing.look():
                 break
-            listing.looked_at += 1
             if not entry.name.endswith(suffix):
                 listing.skip(entry.name, f"no {suffix} file")
             elif entry.is_file(follow_symlinks=False):
@@ -149,9 +149,8 @@ def _entries(fd: int, above: str, listing: Listing) -> Iterator[os.DirEntry[str]
     try:
         with os.scandir(fd) as entries:
             for entry in entries:
-                if listing.is_full():
+                if not listing.look():
                     return
-                listing.looked_at += 1
                 yield entry
     except OSError as error:
         listing.skip(above or ".", _reason(error))
