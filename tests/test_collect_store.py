@@ -22,6 +22,7 @@ from test_collect_points import header, point, read, write
 
 from tuneplane.collect import compact as compact_module
 from tuneplane.collect import place as place_module
+from tuneplane.collect import reader as reader_module
 from tuneplane.collect import store as store_module
 from tuneplane.collect.cache import NAME, SCHEMA
 from tuneplane.collect.compact import NAME as COMPACT
@@ -452,3 +453,17 @@ def test_whatever_happens_the_cache_says_what_the_files_say(actions: list[tuple[
         expected = comparable(read(run))
         assert told(one, run) == expected and told(two, run) == expected
         one.close(), two.close()
+
+
+def test_where_a_client_keeps_a_file_s_age_to_itself_the_file_is_opened(
+    run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS: what stat says may be a minute old, what open says is not."""
+    path = write(run, header(), point(0))
+    old = path.lstat()
+    monkeypatch.setattr(reader_module, "keeps_writes_back", lambda folder: True)
+    monkeypatch.setattr(reader_module.os, "lstat", lambda name: old)
+    with Store(cache) as store:
+        told(store, run)
+        write(run, point(1))
+        assert told(store, run)["series"]["loss"][0] == [0.0, 1.0]

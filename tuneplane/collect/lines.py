@@ -57,7 +57,8 @@ class Column:
         """Count more points in."""
         self.in_order = self.in_order and columns.numbers[0] > self.last_number
         self.last_number = max(self.last_number, columns.numbers[-1])
-        self.newest_s = max((self.newest_s, *columns.times_s))
+        newest_s = max(columns.times_s)
+        self.newest_s = max(self.newest_s, newest_s)
         self.points += len(columns)
 
 
@@ -200,6 +201,7 @@ def extended(summary: Summary, attempt: int, columns: Columns) -> Summary | None
     if attempt < summary.attempt or steps[0] <= summary.last_step or not _ascends(steps):
         return None
     low, high = _range(columns.values)
+    newest_s = max(columns.times_s)
     return replace(
         summary,
         last=columns.values[-1],
@@ -208,7 +210,7 @@ def extended(summary: Summary, attempt: int, columns: Columns) -> Summary | None
         max=max((v for v in (summary.max, high) if v is not None), default=None),
         points=summary.points + len(columns),
         attempts=summary.attempts + (attempt != summary.attempt),
-        newest_s=max((summary.newest_s, *columns.times_s)),
+        newest_s=max(summary.newest_s, newest_s),
         attempt=attempt,
     )
 

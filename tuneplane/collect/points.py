@@ -6,6 +6,7 @@ What is wrong with a file (another run's header, torn lines) is noted here, and 
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import compress
@@ -254,15 +255,20 @@ def _object(line: bytes) -> dict[str, Any]:
 def _by_name(alike: list[Alike], points: list[_Point], fresh: list[list[bool]] | None) -> dict[str, Columns]:
     """All points that are fresh, by metric and by ascending number."""
     found: dict[str, Columns] = {}
+    mixed: set[str] = set()  # metrics whose points come from several groups of lines, or not in their order
     for index, one in enumerate(alike):
+        numbers = array("d", one.numbers)
+        if one.numbers != sorted(one.numbers):
+            mixed.update(one.values)
         for name, values in one.values.items():
-            columns = (one.numbers, one.steps, values, one.times_s)
+            columns = (numbers, one.steps, values, one.times_s)
             if fresh is None:
                 piece = Columns(*columns)
             else:
                 piece = Columns(*(compress(column, fresh[index]) for column in columns))
             if name in found:
                 found[name].extend(piece)
+                mixed.add(name)
             elif len(piece):
                 found[name] = piece
     for index, (number, time_s, step, metrics) in enumerate(points):
@@ -277,7 +283,10 @@ def _by_name(alike: list[Alike], points: list[_Point], fresh: list[list[bool]] |
             if columns_of_it is None:
                 columns_of_it = found[name] = Columns()
             columns_of_it.append(number, step, value, time_s)
-    return {name: _in_order(columns) for name, columns in found.items()}
+        mixed.update(metrics)
+    for name in mixed & found.keys():
+        found[name] = _in_order(found[name])
+    return found
 
 
 def _in_order(columns: Columns) -> Columns:
