@@ -405,3 +405,23 @@ def test_an_idle_look_at_a_thousand_runs_is_quick(tmp_path: Path) -> None:
         assert sum(reader.refresh() for reader in readers) == 0
         times.append(time.process_time() - start)
     assert min(times) < 0.1
+
+
+def test_what_no_utf8_can_hold_can_still_be_shown(run: Path) -> None:
+    deep = '{"a":' * 400 + "1" + "}" * 400
+    write(
+        run,
+        header(),
+        '{"n":0,"t":1,"s":1,"m":{"a\\ud800":1,"b":1}}\n' * 1,
+        '{"n":1,"t":1,"h":{"k\\udfff":"v\\ud800","ok":"\u00e4"}}\n',
+        f'{{"n":2,"t":1,"h":{deep}}}\n',
+    )
+    write(run, header(run_id="x" * 100_000), name="long.jsonl")
+    Path(os.fsdecode(os.fsencode(run / "ingest") + b"/\xff.txt")).write_text("")
+    metrics = read(run)
+    shown = json.dumps(
+        [list(metrics.series), metrics.hparams, metrics.skipped, metrics.refused], ensure_ascii=False
+    )
+    assert len(shown.encode("utf-8")) < 1000
+    assert (sorted(metrics.series), metrics.hparams) == (["a?", "b"], {"k?": "v?", "ok": "\u00e4"})
+    assert metrics.skipped == {"?.txt": "no .jsonl file"} and metrics.torn_lines == 1

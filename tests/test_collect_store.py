@@ -467,3 +467,31 @@ def test_where_a_client_keeps_a_file_s_age_to_itself_the_file_is_opened(
         told(store, run)
         write(run, point(1))
         assert told(store, run)["series"]["loss"][0] == [0.0, 1.0]
+
+
+LEDGERS = (
+    "",
+    "[]",
+    "[" * 100_000,
+    '{"reader": {}}',
+    lambda text: text.replace('"started_s":100.0', '"started_s":"x"'),
+    lambda text: text.replace('"summaries":{"loss":[', '"summaries":{"loss":["a",'),
+    lambda text: text.replace('"attempt":0', '"attempt":"x"'),
+    lambda text: text.replace('"attempt":0', '"attempt":Infinity'),
+)
+
+
+@pytest.mark.parametrize("ledger", LEDGERS, ids=range(len(LEDGERS)))
+def test_whatever_a_compact_file_says_of_itself_the_run_is_read(
+    run: Path, tmp_path: Path, ledger: Any
+) -> None:
+    big(run)
+    with Store(tmp_path / "a") as store:
+        told(store, run, ended=True)
+    opened = compact_module.open_compact(run)
+    assert opened is not None
+    text = ledger if isinstance(ledger, str) else ledger(opened.ledger)
+    assert text != opened.ledger
+    compact_module.write_compact(run, text, opened.sizes, [])
+    with Store(tmp_path / "b") as store:
+        assert told(store, run, ended=True) == comparable(read(run))

@@ -174,8 +174,8 @@ class Ledger:
             self.columns[of] = column
         self._resumed = self.resumed()
         self.lines()
-        self.stale = set(state["stale"])
-        self.summaries = {name: Summary(*s) if s else None for name, s in state["summaries"].items()}
+        self.stale = {name for name in state["stale"] if name in self.lines()}
+        self.summaries = {name: Summary.of(s) if s else None for name, s in state["summaries"].items()}
 
 
 def columns_in(text: str) -> list[int]:

@@ -174,6 +174,23 @@ class Summary:
         """For JSON."""
         return list(astuple(self))
 
+    @classmethod
+    def of(cls, state: Any) -> Summary:
+        """What `state` gave. Raises TypeError or ValueError where it is none."""
+        last, last_step, low, high, first_step, points, hidden, attempts, newest_s, attempt = state
+        return cls(
+            last=float(last),
+            last_step=float(last_step),
+            min=None if low is None else float(low),
+            max=None if high is None else float(high),
+            first_step=float(first_step),
+            points=int(points),
+            hidden=int(hidden),
+            attempts=int(attempts),
+            newest_s=float(newest_s),
+            attempt=int(attempt),
+        )
+
 
 def summarise(series: Series) -> Summary | None:
     """What is said of a line; None where it has no points."""

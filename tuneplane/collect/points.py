@@ -180,9 +180,9 @@ class IngestFile:
         if "v" not in record:
             return NO_HEADER
         if type(record["v"]) is not int or record["v"] > FORMAT_VERSION:
-            return f"format {record['v']!r} is newer than this tuneplane reads ({FORMAT_VERSION})"
+            return f"format {_short(record['v'])} is newer than this tuneplane reads ({FORMAT_VERSION})"
         if record.get("run_id") != self._run_id:
-            return f"it belongs to run {record.get('run_id')!r}"
+            return f"it belongs to run {_short(record.get('run_id'))}"
         if self._token_sha256 and record.get("token_sha256") != self._token_sha256:
             return "its token is not this run's"
         attempt, rank = record.get("attempt"), record.get("rank")
@@ -206,7 +206,10 @@ class IngestFile:
         """A line that is no point: hparams, where the attempt took up again, what was dropped."""
         hparams, resume, dropped = record.get("h"), record.get("r"), record.get("d")
         if isinstance(hparams, dict):
-            self.hparams.update(hparams)
+            if _is_deeper(hparams, _MAX_DEPTH):
+                self.torn_lines += 1
+            else:
+                self.hparams.update(_writable(hparams))
         if isinstance(resume, (int, float)) and abs(resume) < EXACT:
             self.resume_step = float(resume)
         if isinstance(dropped, dict):
@@ -229,13 +232,41 @@ class IngestFile:
     def restore(self, state: Any) -> None:
         """Go on from a `state`. Raises TypeError, ValueError or LookupError where it is none."""
         self.tail.restore(state["tail"])
-        self.header = Header(**state["header"]) if state["header"] else None
+        self.header = _header_of(state["header"])
         self.refused = str(state["refused"])
         self.numbers.restore(state["numbers"])
         self.torn_lines = int(state["torn_lines"])
         self.dropped_points, self.dropped_values = map(int, state["dropped"])
         self.hparams = dict(state["hparams"])
         self.resume_step = None if state["resume_step"] is None else float(state["resume_step"])
+
+
+def _header_of(state: Any) -> Header | None:
+    if not state:
+        return None
+    attempt, rank, pid = (int(state[key]) for key in ("attempt", "rank", "pid"))
+    return Header(attempt, rank, str(state["host"]), pid, float(state["started_s"]))
+
+
+def _short(value: Any) -> str:
+    """For a message: what stands in a file may be of any length."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "…"
+
+
+_MAX_DEPTH = 50
+"""Of hyper-parameters; deeper ones could not be written again."""
+
+
+def _is_deeper(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth < 0 or any(_is_deeper(each, depth - 1) for each in inner)
+
+
+def _writable(value: dict[str, Any]) -> dict[str, Any]:
+    """The same without halves of surrogate pairs, which no UTF-8 has."""
+    text = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return dict(json.loads(text))
 
 
 _Point = tuple[int, float, float, dict[str, Any]]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from tuneplane.collect.beneath import Listing, find_files, list_folder, open_beneath
@@ -103,7 +102,7 @@ class RunReader:
         try:
             for points in file.read_new():
                 self.looked = True
-                yield Forgotten(name) if points is None else Batch(name, points)
+                yield Forgotten(name) if points is None else Batch(name, _writable(points))
         except FileNotFoundError:  # what it held is known
             return
         except NotRegular:
@@ -215,7 +214,21 @@ class RunReader:
         return found
 
 
+def _writable(points: dict[tuple[int, str], Columns]) -> dict[tuple[int, str], Columns]:
+    """The same by names without halves of surrogate pairs, which no UTF-8 has: nobody could write them."""
+    if all(name.isascii() for _, name in points):
+        return points
+    found: dict[tuple[int, str], Columns] = {}
+    for (attempt, name), columns in points.items():
+        key = (attempt, name.encode("utf-8", "replace").decode())
+        if key in found:
+            found[key].extend(columns)
+        else:
+            found[key] = columns
+    return found
+
+
 def _fingerprint(source: RunSource) -> list[Any]:
     """What decides how a run's files are read."""
     outputs = [[o.name, o.path, o.kind, o.step_key] for o in source.outputs]
-    return [source.run_id, source.token_sha256, str(Path(source.folder)), outputs]
+    return [source.run_id, source.token_sha256, outputs]

@@ -38,6 +38,9 @@ _ENDED_S = 10.0
 _TRIES = 5
 """How often what another process wrote meanwhile is taken over."""
 
+_NO_LEDGER = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What restoring a ledger raises where a text is none."""
+
 T = TypeVar("T")
 
 
@@ -226,7 +229,7 @@ class Store:
         ledger = Ledger(source)
         try:
             ledger.restore(compact.ledger)
-        except (TypeError, ValueError, LookupError, AttributeError):
+        except _NO_LEDGER:
             compact.close()
             return None
         self._compacts[source.run_id] = compact
@@ -240,7 +243,7 @@ class Store:
         ledger = Ledger(source, version)
         try:
             ledger.restore(text)
-        except (TypeError, ValueError, LookupError, AttributeError):  # it was read as another run
+        except _NO_LEDGER:  # it was read as another run
             with contextlib.suppress(Busy):
                 self._cache.drop(_key(source), version, columns_in(text))
             return Ledger(source)
@@ -319,9 +322,9 @@ class Store:
             dropped_values=sum(file.dropped_values for file in ingest),
             gaps=sum(file.gaps for file in ingest),
             torn_lines=sum(file.torn_lines + file.tail.oversized for file in files.values()),
-            refused={name: file.refused for name, file in sorted(files.items()) if file.refused},
-            skipped=dict(sorted(ledger.reader.skipped.items())),
-            unreadable=dict(sorted(ledger.reader.unreadable.items())),
+            refused=_shown({name: file.refused for name, file in files.items() if file.refused}),
+            skipped=_shown(ledger.reader.skipped),
+            unreadable=_shown(ledger.reader.unreadable),
             attempts=ledger.attempts(),
             newest_s=ledger.newest_s(),
             fault=ledger.reader.fault,
@@ -402,6 +405,11 @@ class Store:
             self._compacts[source.run_id] = compact
             with contextlib.suppress(Busy):
                 self._cache.drop(key, ledger.version, [column.key for column in columns])
+
+
+def _shown(files: Mapping[str, str]) -> dict[str, str]:
+    """By name; bytes of names that are no UTF-8 as question marks."""
+    return {name.encode("utf-8", "replace").decode(): str(files[name]) for name in sorted(files)}
 
 
 def _key(source: RunSource) -> str:
