@@ -84,7 +84,7 @@ def test_tensorboard_files_hold_what_the_real_package_reads_in_them(run: Path) -
     for step, value in enumerate(values):
         writer.add_event(scalar("train/loss", value, step * 1000, 1700000000.25 + step))
         writer.add_event(Event(wall_time=1700000000.5 + step, step=step, summary=scalar_pb("acc", value)))
-    big = Summary(value=[Summary.Value(tag=f"many/{i}", simple_value=i) for i in range(3000)])
+    big = Summary(value=[Summary.Value(tag=f"many/{i}", simple_value=i) for i in range(300)])
     writer.add_event(Event(wall_time=1.0, step=2**40, summary=big))
     writer.add_event(Event(wall_time=1.0, step=-5, summary=scalar("neg", 1.0, 0).summary))
     note = Summary.Value(tag="note", tensor=TensorProto(dtype=7, string_val=[b"text"]))
