@@ -1,4 +1,4 @@
-"""Entry of `kernel.pyz`: `claim`, `node` and `end` for the batch script, `local`, and `shell`.
+"""Entry of `kernel.pyz`: `claim`, `node`, `end` and `clear` for the batch script, `local`, and `shell`.
 
 Its standard output is read by the batch script; everything meant for people goes to standard error.
 """
@@ -15,14 +15,15 @@ from tuneplane.kernel.runfolder import RunFolder
 USAGE = """usage: kernel.pyz claim RUN HOST...
        kernel.pyz node RUN ATTEMPT ADDRESS PORT
        kernel.pyz end RUN ATTEMPT CODE
+       kernel.pyz clear RUN
        kernel.pyz local RUN
        kernel.pyz shell RUN ATTEMPT RANK [COMMAND...]"""
 
-NUMBERS = {"claim": (), "node": (0, 2), "end": (0, 1), "local": (), "shell": (0, 1)}
+NUMBERS = {"claim": (), "node": (0, 2), "end": (0, 1), "clear": (), "local": (), "shell": (0, 1)}
 """Which arguments after RUN are whole numbers."""
 
-FEWEST = {"claim": 0, "node": 3, "end": 2, "local": 0, "shell": 2}
-MOST = {"node": 3, "end": 2, "local": 0}
+FEWEST = {"claim": 0, "node": 3, "end": 2, "clear": 0, "local": 0, "shell": 2}
+MOST = {"node": 3, "end": 2, "clear": 0, "local": 0}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,6 +83,11 @@ def _run(name: str, run: RunFolder, rest: list[str]) -> int:
         from tuneplane.node.agent import NodeRun
 
         return NodeRun(job, int(rest[0]), rest[1], int(rest[2]), os.environ, signals).run()
+    if name == "clear":
+        from tuneplane.node.clear import clear_here
+
+        clear_here(job)
+        return Exit.DONE
     if name == "local":
         from tuneplane.node.local import run_local
 

@@ -103,6 +103,10 @@ def end(run: RunFolder, number: int, srun_code: int, environ: Mapping[str, str],
         return srun_code or ENDED_ELSEWHERE  # node 0 was given up by the others, who see to the end
     end = read_record(attempt.end)
     code = int(end.get("code") or 0) if end else _end(run, attempt, srun_code, fence, environ)
+    if srun_code and not fence:
+        from tuneplane.node.clear import clear_nodes
+
+        clear_nodes(run, attempt, environ)
     if attempt.restart.exists():
         from tuneplane.node.chain import go_on
 
