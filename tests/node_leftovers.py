@@ -76,15 +76,19 @@ print(json.dumps(found))
 
 def marks_of(run: Run) -> list[str]:
     """Words that name a run on a node: its id, its scratch folder, the cgroups of its jobs."""
-    folder = RunFolder(run.folder)
     try:
-        scratch = scratch_folder(read(folder.job), 0, 0).path.name.split(".")[0]
-        jobs = [path.stem for path in folder.submissions.glob("*.json")]
-        starts = [json.loads(a.start.read_text(encoding="utf-8")) for a in folder.attempts()]
+        scratch = scratch_folder(read(run.folder / "job.json"), 0, 0).path.name.split(".")[0]
+        groups = [f"/job_{job_id}/" for job_id in jobs_of(run) if job_id.isdecimal()]
     except FileNotFoundError:  # its test cleared it
         return [run.run_id]
-    ids = {*jobs, *(str(start["job_id"]) for start in starts)}
-    return [run.run_id, scratch, *(f"/job_{job_id}/" for job_id in ids if job_id.isdecimal())]
+    return [run.run_id, scratch, *groups]
+
+
+def jobs_of(run: Run) -> set[str]:
+    """Slurm jobs of a run, `12` or `12_0`."""
+    folder = RunFolder(run.folder)
+    starts = [json.loads(a.start.read_text(encoding="utf-8")) for a in folder.attempts()]
+    return {path.stem for path in folder.submissions.glob("*.json")} | {str(s["job_id"]) for s in starts}
 
 
 def left_now(bed: Testbed, runs: Iterable[Run]) -> set[str]:
@@ -104,8 +108,8 @@ def left_by(bed: Testbed, runs: Iterable[Run], settles_s: float = SETTLES_S) -> 
     made, deadline = [run for run in runs if run.lab.bed is bed], time.monotonic() + settles_s
     left: set[str] | None = None
     while True:
-        active = running_folders(bed)
-        over = [run for run in made if str(run.folder) not in active]
+        active = running(bed)
+        over = [run for run in made if not active & {str(run.folder), *jobs_of(run)}]
         found = left_now(bed, over) if over else set()
         left = found if left is None else left & found  # of one that has begun anew it is another process
         if not left or time.monotonic() > deadline:
@@ -113,8 +117,8 @@ def left_by(bed: Testbed, runs: Iterable[Run], settles_s: float = SETTLES_S) -> 
         time.sleep(0.3)
 
 
-def running_folders(bed: Testbed) -> set[str]:
-    """Folders in which a job has its nodes, and does not end: those of runs that may be there."""
+def running(bed: Testbed) -> set[str]:
+    """Folders and names of jobs that have their nodes and do not end: what their runs have there may be there."""
     states = "RUNNING,CONFIGURING,SUSPENDED,STOPPED,SIGNALING"
-    said = bed.exec(["squeue", "--noheader", f"--states={states}", "--format=%Z"], user="root").stdout
-    return {line.strip() for line in said.splitlines()}
+    words = ["squeue", "--noheader", "--array", f"--states={states}", "--format=%i\n%F_%K\n%Z"]
+    return {line.strip() for line in bed.exec(words, user="root").stdout.splitlines()}

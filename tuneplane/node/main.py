@@ -5,8 +5,10 @@ Its standard output is read by the batch script; everything meant for people goe
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tuneplane.kernel.errors import Exit, TunePlaneError
@@ -26,9 +28,23 @@ FEWEST = {"claim": 0, "node": 3, "end": 2, "clear": 0, "local": 0, "shell": 2}
 MOST = {"node": 3, "end": 2, "clear": 0, "local": 0}
 
 
+class Unfailing(io.TextIOBase):
+    """Standard error, which may be a file on a full disk: what cannot be said there fails nothing.
+
+    Unbuffered: what is left in a buffer at the end makes Python leave with 120.
+    """
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+        return len(text)
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Run one of the commands of `USAGE`; returns the exit code."""
+    """Run one of the commands of `USAGE`; returns the exit code. Without `argv` this process is the program."""
     arguments = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        sys.stderr = Unfailing()
     os.umask(0o077)
     if not is_sound(arguments):
         print(USAGE, file=sys.stderr)

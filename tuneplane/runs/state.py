@@ -45,6 +45,9 @@ CLEARED_WORDS = "tp job gc left its outputs alone"
 NOT_BEGUN_CODE = 140
 """128 + USR2: `tp job pause` came before the job's script or agent could note the signal."""
 
+NOT_NOTED_CODE = 75
+"""A run that saved, to be continued, and that could not be noted. Source: `node/outcome.py`, NOT_NOTED."""
+
 
 @dataclass(frozen=True)
 class RunState:
@@ -355,6 +358,9 @@ def _ended_without_record(records: Records, job: Submission, slurm: SlurmJob) ->
     if job.job_id in records.paused and job != records.claimed and unasked:
         return _not_begun(records)
     code = 0 if slurm.state == "COMPLETED" else slurm.code
+    if code == NOT_NOTED_CODE and job == records.claimed and all(node.code == 0 for node in records.nodes):
+        told = f"it saved and ended, which could not be noted; tp job resume {records.run.run_id} goes on"
+        return Verdict("FAILED", code, told)
     words = batch_words(records.run, job)
     first, second = (words, slurm.reason) if slurm.state == "FAILED" else (slurm.reason, words)
     return Verdict(slurm.state, code, first or second)
