@@ -92,7 +92,7 @@ def steps_of(run: Run, rank: int = 0) -> list[tuple[int, int]]:
     found = []
     for attempt in range(len(list((run.folder / "attempts").glob("*/start.json")))):
         noted = steps(run, rank, attempt)
-        assert {step.attempt for step in noted} == {attempt}
+        assert {step.attempt for step in noted} <= {attempt}  # none: its predecessor was just done
         found += [(step.number, attempt) for step in noted]
     return found
 

@@ -176,7 +176,7 @@ class NodeRun:
     def _explain(self, started: Launch, ended: Ended, log: int) -> None:
         """Where a command in a container failed at once and reported nothing: what its image has."""
         early = ended.code != 0 and ended.at - self.started_at < EARLY_S
-        if self.job.spec.container.runtime == "none" or not early or self.signals.told:
+        if self.job.spec.container.runtime == "none" or not early or ended.told or self.signals.told:
             return
         if any(self.folder.ingest.glob(f"{self.attempt.number}-*")):
             return
