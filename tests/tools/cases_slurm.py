@@ -255,7 +255,7 @@ def node_given_up(b: Bed) -> str:
 )
 def agent_fenced(b: Bed) -> str:
     b.train('[ "$TUNEPLANE_MACHINE_RANK" = 1 ] || trap "" TERM\necho step 1\nwhile :; do sleep 1; done')
-    run = b.wait(b.submit(*TWO_NODES), "RUNNING", log="step 1")
+    run = b.wait(b.submit(*TWO_NODES, "--max-restarts", "0"), "RUNNING", log="step 1")
     time.sleep(3)  # each node was heard
     nodes = b.bed.job(b.job_id(run))["NodeList"]
     b.bed.cut(b.root("scontrol", "show", "hostnames", nodes).split()[-1])
