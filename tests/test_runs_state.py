@@ -17,6 +17,7 @@ from run_fixture import Run, runs_below, wait_until
 from tuneplane.kernel.files import write_atomic, write_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import read_submissions, record_submission
+from tuneplane.runs.causes import on_node
 from tuneplane.runs.state import FINAL, RunState, read_state, read_states
 
 pytestmark = pytest.mark.timeout(120)
@@ -406,6 +407,24 @@ def test_a_job_that_completed_without_a_record_of_ours(make: MakeRun, slurm: Slu
     run.claimed()
     slurm.queue("4242|COMPLETED|n1|None")
     assert told(read_state(run.folder)) == ("COMPLETED", 0, "")
+
+
+def test_a_run_that_saved_onto_a_full_disk_is_told_with_what_goes_on(make: MakeRun, slurm: Slurm) -> None:
+    """Its nodes ended well, its end could not be written, and so the script left with 75."""
+    run = make("true")
+    record_submission(run.folder, "4242", "tp")
+    run.node(run.claimed())
+    slurm.queue("4242|FAILED|n1|NonZeroExitCode")
+    goes_on = f"it saved and ended, which could not be noted; tp job resume {run.folder.run_id} goes on"
+    slurm.books("4242|FAILED|75:0|n1|None")
+    assert told(read_state(run.folder)) == ("FAILED", 75, goes_on)
+    slurm.books(refuses="Slurm accounting storage is disabled")
+    assert told(read_state(run.folder)) == ("FAILED", None, goes_on)
+
+
+def test_a_reason_with_a_remedy_names_its_node_before_it() -> None:
+    assert on_node("it is not there\n  → make it", "n1") == "it is not there on n1\n  → make it"
+    assert on_node("n1 has been silent", "n1") == "n1 has been silent"
 
 
 # Nobody knows

@@ -17,6 +17,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.contract("C13")
 def test_a_node_that_is_cut_off_ends_the_attempt_and_the_next_avoids_it(testbed_alone: Testbed) -> None:
     """In a container, with the heartbeat of 10 s that sites have, and Slurm's own time-outs."""
     lab = make_lab(testbed_alone, 100_000, 0.2, 5, "deaf")

@@ -102,6 +102,8 @@ def chains(testbed: Testbed) -> Iterator[Chains]:
                 run.tp("stop", check=False)
 
 
+@pytest.mark.contract("C9")
+@pytest.mark.contract("C13")
 def test_a_run_longer_than_its_walltime_goes_on_and_trains_nothing_twice(chains: Chains) -> None:
     run = chains.saves
     status = run.wait("COMPLETED", timeout_s=240)
@@ -148,6 +150,7 @@ def test_an_element_of_an_array_goes_on_and_leaves_its_sibling_alone(chains: Cha
     assert noted == list(range(1, len(noted) + 1))
 
 
+@pytest.mark.contract("C46")
 def test_a_restart_that_was_lost_with_its_batch_script_is_told_and_carried_out(chains: Chains) -> None:
     run = chains.orphaned
     run.wait_for((run.folder / "attempts/0/restart.json").exists, "no intent", 150)

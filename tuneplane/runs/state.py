@@ -358,7 +358,8 @@ def _ended_without_record(records: Records, job: Submission, slurm: SlurmJob) ->
     if job.job_id in records.paused and job != records.claimed and unasked:
         return _not_begun(records)
     code = 0 if slurm.state == "COMPLETED" else slurm.code
-    if code == NOT_NOTED_CODE and job == records.claimed and all(node.code == 0 for node in records.nodes):
+    saved = job == records.claimed and records.nodes and all(node.code == 0 for node in records.nodes)
+    if slurm.state == "FAILED" and saved and code in (None, NOT_NOTED_CODE):
         told = f"it saved and ended, which could not be noted; tp job resume {records.run.run_id} goes on"
         return Verdict("FAILED", code, told)
     words = batch_words(records.run, job)
