@@ -12,6 +12,7 @@ from tuneplane.diagnose.rules.interrupted import (
     PREEMPTION,
     WALLTIME,
     ended_by,
+    waited_anew,
     waits_again,
     who,
 )
@@ -82,6 +83,8 @@ def walltime(evidence: Evidence) -> Finding | None:
 def _interrupted(evidence: Evidence, cause: str) -> bool:
     """Whether the last attempt was ended by `cause`, and that is what is to be told: not while another runs."""
     if not (evidence.state in ENDED_BADLY or waits_again(evidence)) or _by_hand(evidence):
+        return False
+    if evidence.state == "CANCELLED" and waited_anew(evidence):
         return False
     return ended_by(evidence) == cause and not any(rule(evidence) for rule in INSTEAD)
 
@@ -254,11 +257,13 @@ def _killed_line(evidence: Evidence, node: Node) -> tuple[str, ...]:
 
 def cancelled(evidence: Evidence) -> Finding | None:
     """scancel, by whom."""
-    if evidence.state != "CANCELLED" or _by_hand(evidence):
+    if evidence.state != "CANCELLED" or _by_hand(evidence) or any(rule(evidence) for rule in INSTEAD):
+        return None
+    if ended_by(evidence) and not waited_anew(evidence):
         return None
     step = next((s for s in evidence.slurm.steps if s.state.startswith("CANCELLED by")), None)
     marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
-    if step is None and evidence.slurm.state == "CANCELLED" and marked is None and not evidence.slurm.fields:
+    if step is None and marked is None and not evidence.slurm.fields and not waited_anew(evidence):
         return None
     ours = evidence.slurm.fields.get("JobState", "CANCELLED")
     if step is None and ours != "CANCELLED":
@@ -267,9 +272,11 @@ def cancelled(evidence: Evidence) -> Finding | None:
     if found.trace is not None and not found.is_victim:
         return None
     who = _who(step.state.removeprefix("CANCELLED by ").strip()) if step else ""
+    anew = waited_anew(evidence) and evidence.attempt is not None
+    waited = f" while attempt {(evidence.attempt or 0) + 1} waited to start" if anew else ""
     return Finding(
         "cancelled",
-        f"the Slurm job was cancelled{' by ' + who if who else ''}",
+        f"the Slurm job was cancelled{' by ' + who if who else ''}{waited}",
         f"tp job retry {evidence.run_id} starts it again"
         + ("; ask the administrators why" if who.startswith("root") else ""),
         evidence=_slurm_lines(evidence)[:3],
