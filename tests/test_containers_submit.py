@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from warm_tp import run_tp
 
 SIF = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0"
 SQUASHFS = b"hsqs" + bytes(92)
@@ -47,15 +48,7 @@ class Lab:
     def tp(self, *words: str, cwd: Path | None = None) -> CompletedProcess[str]:
         environ = {"PATH": "/usr/bin:/bin", "HOME": str(self.where), "TUNEPLANE_CONFIG_DIR": str(self.site)}
         environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-        return subprocess.run(
-            [*TP, *words],
-            cwd=cwd or self.where / "lab",
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_tp(words, cwd=cwd or self.where / "lab", env=environ)
 
     def git(self, *words: str) -> None:
         subprocess.run(["git", *words], cwd=self.where / "lab", check=True, timeout=60)

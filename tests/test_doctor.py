@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_tp import run_tp
 
 from tuneplane.discover.said import Said
 from tuneplane.discover.slurm import read_site
@@ -54,15 +55,7 @@ class User:
         }
 
     def tp(self, *words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tuneplane.cli.main", *words],
-            env={**self.environ, **more},
-            cwd=cwd or self.home,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        return run_tp(words, cwd=cwd or self.home, env={**self.environ, **more}, timeout=100)
 
     def doctor(self, *words: str, code: int = 0, cwd: Path | None = None, **more: str) -> dict[str, Check]:
         done = self.tp("doctor", *words, "--json", cwd=cwd, **more)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from registry_stub import Image, Stub, digest_of, fake_apptainer, index_of, layer_of, program, stub_registry
+from warm_tp import run_tp
 
 ROOT = Path(__file__).resolve().parents[1]
 URL = "https://tracker.example.org/x"
@@ -87,16 +88,7 @@ class Desk:
     def tp(
         self, *words: str | Path, cwd: Path | None = None, code: int = 0, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "tuneplane.cli.main", *map(str, words)],
-            cwd=cwd or self.lab,
-            env={**self.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_tp(words, cwd=cwd or self.lab, env={**self.environ, **environ})
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
