@@ -19,7 +19,7 @@ from run_fixture import PYTHON, Run, make_run, wait_until
 from small_disk import run_on_small_disk
 
 from tuneplane.kernel.process import start_ticks
-from tuneplane.node.fence import fenced_after_s
+from tuneplane.node.silence import fenced_after_s
 from tuneplane.spec import Restart, dump
 
 HERE = os.uname().nodename

@@ -20,11 +20,11 @@ from tuneplane.kernel.files import create_once, write_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.node import fence as fences
 from tuneplane.node.ending import Ending
-from tuneplane.node.fence import FENCE_GRACE_S, Fence, fenced_after_s, silent
-from tuneplane.node.outcome import silence_sentence
+from tuneplane.node.fence import Fence
 from tuneplane.node.process import catches
 from tuneplane.node.pulse import Pulse, Silence
 from tuneplane.node.signals import Signals
+from tuneplane.node.silence import FENCE_GRACE_S, fenced_after_s, silence_sentence, silent
 
 
 @pytest.mark.parametrize(

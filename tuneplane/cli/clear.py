@@ -19,7 +19,9 @@ UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
 
 @click.command("gc")
-@click.option("--older-than", "older", default="30d", show_default=True, metavar="AGE", help="30m, 12h, 7d, 8w.")
+@click.option(
+    "--older-than", "older", default="30d", show_default=True, metavar="AGE", help="30m, 12h, 7d, 8w."
+)
 @click.option("--with-out", is_flag=True, help="Outputs too; else out/ of a run stays.")
 @click.option("--experiment", help="Only runs of this experiment.")
 @click.option("--yes", is_flag=True, help="Remove them; else they are only listed.")

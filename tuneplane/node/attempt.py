@@ -21,8 +21,8 @@ from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.kernel.submission import record_submission
 from tuneplane.node.address import head_address, pick_port
 from tuneplane.node.allocation import place_differences, slurm_job_id
-from tuneplane.node.fence import fenced_after_s
 from tuneplane.node.record import read_record
+from tuneplane.node.silence import fenced_after_s
 from tuneplane.node.start import check_start
 from tuneplane.spec import JobSpec
 
@@ -223,7 +223,9 @@ def _wait_for_silence(attempt: AttemptFolder, fenced_s: float, heartbeat_s: floa
     age_s = _silence_s(attempt)
     if age_s < fenced_s:
         told = f"attempt {attempt.number} is lost, and its last sign of life is {age_s:.0f} s old"
-        print(f"tuneplane: {told}: waiting {fenced_s - age_s:.0f} s until it surely has ended", file=sys.stderr)
+        print(
+            f"tuneplane: {told}: waiting {fenced_s - age_s:.0f} s until it surely has ended", file=sys.stderr
+        )
     while age_s < fenced_s:
         slept_s = min(heartbeat_s, fenced_s - age_s + BESIDE_S)
         time.sleep(slept_s)
