@@ -54,7 +54,7 @@ contract: install
 	$(BIN)/python tests/tools/contract.py
 
 test-fast: install
-	$(BIN)/pytest -q -n 2 -m "not testbed and not slow"
+	$(BIN)/pytest -q -n 3 -m "not testbed and not slow"
 
 test: lint contract
 	$(BIN)/python tests/tools/system_packages.py

@@ -58,6 +58,7 @@ def test_a_faulty_file_is_told_with_its_line(h200: Folders, text: str, line: int
     assert any(fault.startswith(f"{path}:{line}: ") and words in fault for fault in split(message)), message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"a: \x00\n", b"cluster: {}\n" * 200_000, b"[" * 100_000])
 def test_a_file_that_is_no_configuration_at_all(h200: Folders, data: bytes) -> None:
     path = h200.user / "defaults.yaml"

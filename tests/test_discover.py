@@ -331,6 +331,7 @@ def test_on_a_machine_without_slurm_discover_says_so_and_writes_nothing(tmp_path
     assert not list(tmp_path.rglob("*.yaml"))
 
 
+@pytest.mark.slow
 def test_a_profile_without_slurm_has_nothing_to_check(tmp_path: Path) -> None:
     done = tp("cluster", "check", "local", home=tmp_path)
     assert done.returncode == 2

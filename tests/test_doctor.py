@@ -161,6 +161,7 @@ def test_an_environment_that_leaves_no_registry_is_a_warning(user: User) -> None
     assert checks["image registries"].remedy == "unset TUNEPLANE_ALLOWED_IMAGE_REGISTRIES"
 
 
+@pytest.mark.slow
 @pytest.mark.contract("J")
 def test_in_a_lab_scaffolds_and_refused_operations_are_told_without_a_job(user: User) -> None:
     assert user.tp("init", "lab").returncode == 0
@@ -178,6 +179,7 @@ def test_in_a_lab_scaffolds_and_refused_operations_are_told_without_a_job(user: 
     assert "experiment first" not in user.doctor(cwd=lab)
 
 
+@pytest.mark.slow
 def test_a_lab_with_changes_that_a_submit_would_refuse_is_told_with_the_files(user: User) -> None:
     user.tp("init", "lab")
     lab = user.home / "lab"

@@ -20,7 +20,7 @@ from warm_tp import run_tp
 ROOT = Path(__file__).resolve().parents[1]
 URL = "https://tracker.example.org/x"
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SITE = """\
 name: here

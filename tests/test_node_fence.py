@@ -238,6 +238,7 @@ def test_a_node_that_falls_silent_is_noted_by_node_0(watch: Watch, port: int, tm
     assert not fence.declare(), "it is noted once"
 
 
+@pytest.mark.slow
 def test_a_node_that_ended_by_itself_is_not_missed(watch: Watch, port: int, tmp_path: Path) -> None:
     fence, signals = watch(0)
     peer = Pulse(1, [0], "127.0.0.1", port, "key", 0.02)
@@ -264,6 +265,7 @@ def test_a_node_that_fenced_itself_is_missed_whatever_it_wrote(
     wait_until(lambda: bool(signals.cut), "node 0 notices")
 
 
+@pytest.mark.slow
 def test_where_the_network_lets_nothing_through_the_heartbeat_files_tell(
     watch: Watch, tmp_path: Path
 ) -> None:

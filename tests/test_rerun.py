@@ -19,7 +19,7 @@ from tuneplane.packaged import packaged_configs
 from tuneplane.recipes.catalog import load_catalog
 from tuneplane.rerun import plan
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 URL = ("--observability-url", "https://tracker.example.org")
 TRAIN = '#!/bin/bash\ncat "$TUNEPLANE_PARAMS_FILE"; ls\n'
