@@ -33,7 +33,12 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
-LONGEST = ("test_slurm_restarts.py", "test_slurm_pause.py", "test_slurm_refusals.py", "test_containers_apptainer.py")
+LONGEST = (
+    "test_slurm_restarts.py",
+    "test_slurm_pause.py",
+    "test_slurm_refusals.py",
+    "test_containers_apptainer.py",
+)
 """Files that take minutes: begun first, so that no worker is left with one of them at the end."""
 
 

@@ -350,7 +350,9 @@ def killed_script(**more: Any) -> Evidence:
 def test_a_killed_batch_script_is_told_with_its_signal() -> None:
     (found,) = diagnose(killed_script())
     assert found.cause == "agent-gone"
-    assert found.sentence == "its batch script on node 0 (n1) was killed by signal 9, so Slurm ended all nodes"
+    assert (
+        found.sentence == "its batch script on node 0 (n1) was killed by signal 9, so Slurm ended all nodes"
+    )
     assert f"tp job retry {RUN}" in found.remedy
 
 
@@ -375,7 +377,10 @@ LIMIT_MET = {"end": End(0, "walltime"), "code": 0, "stop_marker": True}
         (run_of("CANCELLED", **LIMIT_MET), "walltime"),
         (run_of("CANCELLED", **LIMIT_MET, restart=Restart("walltime", carried_out=True)), "cancelled"),
         (run_of("CANCELLED", **LIMIT_MET, restart=Restart("walltime", error="no")), "restart-lost"),
-        (run_of("COMPLETING", end=End(0, "walltime", not_restarted=NO_PROGRESS)), "restarts-without-progress"),
+        (
+            run_of("COMPLETING", end=End(0, "walltime", not_restarted=NO_PROGRESS)),
+            "restarts-without-progress",
+        ),
         (run_of("COMPLETING", paused=("7",)), "paused"),
     ],
 )

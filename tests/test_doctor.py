@@ -17,7 +17,7 @@ from warm_tp import run_tp
 from tuneplane.discover.said import Said
 from tuneplane.discover.slurm import read_site
 from tuneplane.doctor.check import FAIL, OK, WARN, Check
-from tuneplane.doctor.cluster import look_at_interpreter, look_at_runtime, look_at_storage
+from tuneplane.doctor.cluster import look_at_interpreter, look_at_kill_wait, look_at_runtime, look_at_storage
 from tuneplane.doctor.limits import ASSOCIATION, QOS, look_at_limits, read_limits
 from tuneplane.doctor.node import judge_node, node_script, parse_report
 from tuneplane.kernel.errors import Fault, OperationError
@@ -400,6 +400,20 @@ def test_modules_are_loaded_on_the_node_as_a_run_loads_them(
         for check in judge_node(parse_report((tmp_path / "report").read_text()), config, 0.0)
     }
     assert (found["modules on node"].level, found["modules on node"].said) == (level, said)
+
+
+@pytest.mark.parametrize(
+    ("kill_wait", "grace_s", "remedy"),
+    [("30 sec", 20.0, None), ("10 sec", 20.0, "stop_grace_s: 6"), ("10 sec", 6.0, None), ("", 20.0, None)],
+)
+def test_a_slurm_that_kills_before_the_grace_is_over_is_told(
+    kill_wait: str, grace_s: float, remedy: str | None
+) -> None:
+    config = f"KillWait                = {kill_wait}\n" if kill_wait else ""
+    site = read_site(Said(config=config))
+    checks = look_at_kill_wait(site, dataclasses.replace(SLURM, stop_grace_s=grace_s))
+    assert [check.level for check in checks] == ([WARN] if remedy else [])
+    assert all(remedy in check.remedy for check in checks if remedy)
 
 
 def test_limits_are_told_by_what_has_them() -> None:

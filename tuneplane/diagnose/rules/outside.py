@@ -251,7 +251,7 @@ def agent_gone(evidence: Evidence) -> Finding | None:
 
 
 def batch_script_gone(evidence: Evidence) -> Finding | None:
-    """The batch script was killed: Slurm then ends all steps, and nobody is left to write how the attempt ended."""
+    """The batch script was killed: Slurm ends all steps, and nobody is left to write how the attempt ended."""
     job = evidence.job
     if evidence.state not in ("FAILED", "LOST") or job is None or job.scheduler != "slurm":
         return None
