@@ -543,6 +543,7 @@ def test_where_only_the_job_reaches_the_registry_it_freezes_the_tag_too(desk: De
         "known = lambda host: '127.0.0.1' if host == 'registry.test' else host\n"
         "socket.getaddrinfo = lambda host, *rest, **more: real(known(host), *rest, **more)\n"
     )
+    program(desk.base / "slurm", "sbatch", "#!/bin/sh\nexit 1\n")
     path = f"{desk.base}/slurm:/usr/local/bin:/usr/bin:/bin"
     more = {"PATH": path, "REACHING": f"{reaching}:{ROOT}"}
     words = ["mlp", "--profile", "box:1", "--image", f"{host}/trainer:v1", "--observability-url", URL]
