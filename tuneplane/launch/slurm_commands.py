@@ -111,17 +111,22 @@ def submit_script(script: Path, *options: str) -> str:
 
 
 def estimate_start(script: Path) -> str:
-    """What `sbatch --test-only` says of a script: when it would start, or why it would be refused."""
-    try:
-        result = _call(["sbatch", "--test-only", str(script)], timeout_s=30)
-    except OperationError as error:
-        return f"no estimate: {error.faults[0].what}"
-    said = " ".join((result.stderr + result.stdout).replace("sbatch: ", "").split())
+    """When and where a script would start, or why it would be refused."""
+    said = test_only(script)
     found = ESTIMATE.search(said)
     if found is None:
         return said
     start, nodes, partition = found.groups()
     return f"{start.replace('T', ' ')} on {nodes}" + (f", partition {partition}" if partition else "")
+
+
+def test_only(script: Path) -> str:
+    """What `sbatch --test-only` says of a script, on one line. Never raises."""
+    try:
+        result = _call(["sbatch", "--test-only", str(script)], timeout_s=30)
+    except OperationError as error:
+        return f"no estimate: {error.faults[0].what}"
+    return " ".join((result.stderr + result.stdout).replace("sbatch: ", "").split())
 
 
 def require_sbatch(environ: Mapping[str, str]) -> None:
