@@ -4,7 +4,7 @@ PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo pyth
 BIN := .venv/bin
 TESTBED := slurm/testbed/testbed
 
-.PHONY: demo demo-slurm test test-fast lint contract bench testbed testbed-down install images wheel
+.PHONY: demo demo-slurm test test-here test-testbed test-alone test-fast lint contract bench testbed testbed-down install images wheel
 
 install: .venv/installed
 
@@ -54,11 +54,22 @@ contract: install
 	$(BIN)/python tests/tools/contract.py
 
 test-fast: install
-	$(BIN)/pytest -q -n 2 -m "not testbed and not slow"
+	$(BIN)/pytest -q -n 3 -m "not testbed and not slow"
 
+# What computes runs beside what mostly waits for Slurm; each prints once it is done.
 test: lint contract
 	$(BIN)/python tests/tools/system_packages.py
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(MAKE) --jobs=2 --output-sync test-here test-alone
+	$(MAKE) test-testbed
+
+test-here: install
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not testbed"
+
+test-testbed: install
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "testbed and not alone"
+
+test-alone: install
+	$(BIN)/pytest -m "testbed and alone"
 
 bench: testbed
 	$(BIN)/python tests/bench/run.py

@@ -35,6 +35,25 @@ def pytest_configure() -> None:
             signal.signal(number, lambda *_: None)
 
 
+LONGEST = (
+    "test_slurm_restarts.py",
+    "test_slurm_pause.py",
+    "test_slurm_refusals.py",
+    "test_containers_apptainer.py",
+)
+"""Files that take minutes: begun first, so that no worker is left with one of them at the end."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need the testbed to themselves are marked `alone`; files that take longest come first."""
+    for item in items:
+        if "testbed_alone" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.alone)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
 @pytest.fixture
 def weird_dir(tmp_path: Path) -> Path:
     """A folder whose name has spaces, ``$``, ``%``, both quotes and Chinese characters."""

@@ -21,11 +21,11 @@ from tuneplane.kernel.files import create_once, write_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.node import fence as fences
 from tuneplane.node.ending import Ending
-from tuneplane.node.fence import FENCE_GRACE_S, PULSES_A_BEAT, Fence, fenced_after_s, silent
-from tuneplane.node.outcome import silence_sentence
+from tuneplane.node.fence import PULSES_A_BEAT, Fence
 from tuneplane.node.process import catches
 from tuneplane.node.pulse import Pulse, Silence
 from tuneplane.node.signals import Signals
+from tuneplane.node.silence import FENCE_GRACE_S, fenced_after_s, silence_sentence, silent
 
 
 @pytest.mark.parametrize(
@@ -277,6 +277,7 @@ def test_a_node_that_falls_silent_is_noted_by_node_0(watch: Watch, port: int, tm
     assert not fence.declare(), "it is noted once"
 
 
+@pytest.mark.slow
 def test_a_node_that_ended_by_itself_is_not_missed(watch: Watch, port: int, tmp_path: Path) -> None:
     fence, signals = watch(0)
     peer = Pulse(1, [0], "127.0.0.1", port, "key", 0.02)
@@ -303,6 +304,7 @@ def test_a_node_that_fenced_itself_is_missed_whatever_it_wrote(
     wait_until(lambda: bool(signals.cut), "node 0 notices")
 
 
+@pytest.mark.slow
 def test_where_the_network_lets_nothing_through_the_heartbeat_files_tell(
     watch: Watch, tmp_path: Path
 ) -> None:

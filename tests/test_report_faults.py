@@ -25,6 +25,7 @@ def job(tmp_path: Path) -> ReportJob:
 # Disks
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C16")
 def test_a_full_disk_loses_nothing_that_fits_in_memory(job: ReportJob, tmp_path: Path) -> None:
     saved = tmp_path / "saved"
@@ -204,6 +205,7 @@ def test_a_folder_that_is_taken_away_is_missed_quietly_and_used_again(job: Repor
     assert job.metrics().gaps == 1, "what was deleted is told as a gap"
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C16")
 def test_a_folder_that_never_was_costs_two_seconds_at_the_end_and_no_more(job: ReportJob) -> None:
     job.ingest.rmdir()
@@ -215,6 +217,7 @@ def test_a_folder_that_never_was_costs_two_seconds_at_the_end_and_no_more(job: R
     assert not job.ingest.exists(), "a folder made beside a missing mount would hide the points for ever"
 
 
+@pytest.mark.slow
 def test_a_folder_that_may_not_be_written_is_told(job: ReportJob) -> None:
     program = """
         import os, sys

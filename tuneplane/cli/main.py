@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 
 import click
 
@@ -77,22 +76,28 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except TunePlaneError as error:
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         for fault in error.faults:
             click.echo(f"tp: {fault}", err=True)
         sys.exit(int(error.exit_code))
     except OSError as error:
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         place = f"{error.filename}: " if error.filename else ""
         click.echo(f"tp: {place}{error.strerror or error}", err=True)
         sys.exit(Exit.FAILED)
     except Exception as error:  # a fault of ours: still one line, and how to see more
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         click.echo(f"tp: this is a fault of TunePlane: {type(error).__name__}: {error}", err=True)
         click.echo("  → run it again as tp --debug … and report what it prints", err=True)
         sys.exit(Exit.FAILED)
+
+
+def _show_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
 
 
 def _leave(number: int, frame: object) -> None:

@@ -15,25 +15,10 @@ from typing import Any, Callable
 
 from tuneplane.kernel.files import create_once, json_text
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
-from tuneplane.node.outcome import silence_sentence
 from tuneplane.node.pulse import Pulse, Silence
 from tuneplane.node.record import read_record, was_asked
 from tuneplane.node.signals import Signals
-
-BEATS_UNTIL_SILENT = 3
-"""A node that misses as many heartbeats as this is taken for dead."""
-
-FENCE_GRACE_S = 10.0
-"""Between TERM and KILL where the node itself is cut off, or others are: no rank can finish a step any more."""
-
-ANSWER_S = 5.0
-"""How long the storage is asked whether silent nodes, all of them together, have just ended."""
-
-CONNECT_S = 2.0
-"""How long hosts whose datagrams are missed may take to answer a connection."""
-
-FENCE_MARGIN_S = ANSWER_S + CONNECT_S + 3.0
-"""What a node may need besides until its last process is gone: a storage that stalls does not answer."""
+from tuneplane.node.silence import ANSWER_S, BEATS_UNTIL_SILENT, CONNECT_S, silence_sentence, silent
 
 PULSES_A_BEAT = 10
 """So many that a network which loses most of them still brings some: at a loss of 60 % all 30 of a silence are
@@ -46,21 +31,6 @@ CONTROLLER_TRIES = 4
 
 CONTROLLER_AWAY_S = 900.0
 """How long a node that lost others waits for a controller that is away: longer than a restart of it takes."""
-
-
-def fenced_after_s(heartbeat_s: float) -> float:
-    """Seconds after which a node that hears nothing has no process of its attempt any more."""
-    return BEATS_UNTIL_SILENT * heartbeat_s + FENCE_GRACE_S + FENCE_MARGIN_S
-
-
-def silent(network_s: float | None, storage_s: float | None, limit_s: float) -> bool:
-    """Whether a node counts as dead. Where the network ever told of it, the network decides.
-
-    network_s, storage_s: since its last sign of life there; None where there never was one. A storage that
-    stalls, or a network that lets nothing through from the start, condemns nobody.
-    """
-    told = storage_s if network_s is None else network_s
-    return told is not None and told > limit_s
 
 
 class Fence:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tuneplane.kernel.runfolder import RunFolder
@@ -198,7 +198,7 @@ def judge(records: Records, queue: Answer, books: Answer) -> RunState:
         attempt=records.attempts[-1].number if records.attempts else None,
         attempts=len(records.attempts),
         profile=records.profile,
-        nodes=records.nodes if began else [],
+        nodes=[_at_the_end(n) if final else n for n in records.nodes] if began else [],
         submitted_at=job.at if job else None,
         started_at=number(records.start.get("started_at")) if began else None,
         ended_at=number(records.end.get("ended_at")) if began else None,
@@ -209,6 +209,13 @@ def judge(records: Records, queue: Answer, books: Answer) -> RunState:
         pending_restart=lost,
         rerun_of=records.rerun_of,
     )
+
+
+def _at_the_end(node: NodeState) -> NodeState:
+    """A node of a run that is over: its agent was killed where its record still says that it runs."""
+    if node.state == "ended":
+        return node
+    return replace(node, state="lost" if node.code is None else "ended")
 
 
 def _whole_reason(records: Records, reason: str, not_restarted: str, lost: str) -> str:
