@@ -84,6 +84,11 @@ def noted_jobs(path: Path) -> frozenset[str]:
         return frozenset()
 
 
+def is_hardware_file(name: str) -> bool:
+    """Whether an ingest file is a hardware sampler's: it goes on while the training itself says nothing."""
+    return "-hardware" in name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """`<storage root>/runs/<user>/<experiment>/<run_id>/`, mode 0700."""
@@ -131,7 +136,8 @@ class RunFolder:
 
     @property
     def ingest(self) -> Path:
-        """Points, `<attempt>-<host>-<rank>-<pid>.jsonl`, one writer a file: `TUNEPLANE_JOB_ENDPOINT`."""
+        """Points, `<attempt>-<host>-<rank>-<pid>-….jsonl`, one writer a file: `TUNEPLANE_JOB_ENDPOINT`. A hardware
+        sampler's have `hardware<node>` in the rank's place."""
         return self.path / "ingest"
 
     @property
