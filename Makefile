@@ -56,7 +56,12 @@ contract: install
 test-fast: install
 	$(BIN)/pytest -q -n 2 -m "not testbed and not slow"
 
-test: lint contract
+# Trainers that the callback is tested in: torch, transformers, TRL. For `make test` alone.
+.venv/training: tests/requirements-training.txt .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -r tests/requirements-training.txt
+	@touch $@
+
+test: lint contract .venv/training
 	$(BIN)/python tests/tools/system_packages.py
 	$(BIN)/pytest -n 2 --dist loadfile
 

@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import os
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    pass
-
 _LANES = 4
 """InfiniBand counts in units of four octets. Source: Linux, Documentation/ABI/stable/sysfs-class-infiniband."""
 
