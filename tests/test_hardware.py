@@ -199,6 +199,7 @@ def test_the_interval_is_the_environments_and_nonsense_is_said_once(
         assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_it_samples_at_the_interval(job: ReportJob) -> None:
     job.run(TRAINER, "3.6", TUNEPLANE_JOB_MONITOR_INTERVAL="1")
     assert len(job.metrics().series["system/node0/cpu_percent"]) in (3, 4)
@@ -229,11 +230,13 @@ def test_a_gpu_that_hangs_holds_up_neither_training_nor_its_end(job: ReportJob, 
     assert len(job.metrics().series["loss"]) == 200
 
 
+@pytest.mark.slow
 def test_a_gone_ingest_folder_is_no_matter_of_the_trainers(job: ReportJob) -> None:
     done = job.run(TRAINER, "1.3", TUNEPLANE_JOB_ENDPOINT="file:///nowhere/at/all")
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_where_training_took_up_again_hardware_of_earlier_attempts_stays(job: ReportJob) -> None:
     for attempt, step in (("0", 10), ("1", 5)):
         job.run(
@@ -251,6 +254,22 @@ def test_where_training_took_up_again_hardware_of_earlier_attempts_stays(job: Re
     memory = series["system/node0/memory_used_bytes"]
     assert list(memory.attempts) == [0, 1] and not memory.hidden
     assert len(series["loss"].hidden[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("0-n1-hardware0-12-abc.jsonl", True),
+        ("10-n_1-hardware31-12-abc.jsonl", True),
+        ("0-n1-0-12-abc.jsonl", False),
+        ("0-hardware1-0-12-abc.jsonl", False),  # a host of this name
+        ("0-hardware1-hardware0-12-abc.jsonl", True),
+        ("-hardware", False),
+        ("", False),
+    ],
+)
+def test_a_hardware_file_is_known_by_its_name(name: str, is_one: bool) -> None:
+    assert is_hardware_file(name) == is_one
 
 
 def test_the_names_are_those_of_the_contract() -> None:
@@ -285,7 +304,7 @@ from tuneplane.report import init, log, finish
 init(monitor_hardware=True)
 log({{"loss": 0.5}}, step=7)
 print("threads", [t.name for t in threading.enumerate() if "hardware" in t.name])
-time.sleep(2.4)
+time.sleep(1.6)
 finish()'
 """
 
@@ -294,6 +313,7 @@ def metrics_of(run: Run) -> Metrics:
     return read_metrics(run.path, run.job.metadata.run_id, run.job.spec.reporting.token_sha256)
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C20")
 def test_the_agent_samples_each_node_and_the_trainer_then_does_not(make: MakeRun) -> None:
     run = make(ASKS, nodes=2)
@@ -316,6 +336,7 @@ def test_the_agent_samples_each_node_and_the_trainer_then_does_not(make: MakeRun
     assert run.record()["code"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "agent", "trainer"),
     [
@@ -336,10 +357,11 @@ def test_where_the_agent_does_not_sample_the_trainer_may(
     assert len(files(run.folder.ingest)) == int(agent or trainer)
 
 
+@pytest.mark.slow
 def test_the_gpus_are_those_that_slurm_gave_to_the_node(make: MakeRun, tmp_path: Path) -> None:
     fake = FakeNvml(tmp_path / "nvml")
     fake.gpus([{**H200, "power": 1000 * (index + 1)} for index in range(4)])
-    run = make("sleep 2.4", device="gpu", per_node=2)
+    run = make("sleep 1.7", device="gpu", per_node=2)
     given = {"CUDA_VISIBLE_DEVICES": "3,1", "SLURM_GPUS_ON_NODE": "2", **fake.environment}
     assert run.run_once(**given).returncode == 0, run.log()
     series = metrics_of(run).series
@@ -347,9 +369,10 @@ def test_the_gpus_are_those_that_slurm_gave_to_the_node(make: MakeRun, tmp_path:
     assert [series[f"system/node0/gpu{i}/power_watts"].values[0] for i in (0, 1)] == [4, 2]
 
 
+@pytest.mark.slow
 def test_a_trainer_that_hangs_and_one_that_reports_nothing_are_still_seen_as_such(make: MakeRun) -> None:
     """Samples are no sign of life of the training, no points of it, and no progress."""
-    run = make("sleep 2.4")
+    run = make("sleep 1.7")
     assert run.run_once().returncode == 0
     assert len(files(run.folder.ingest)) == 1
     seen = read_points(run.folder.ingest, run.job.metadata.run_id, run.job.spec.reporting.token_sha256)
@@ -357,6 +380,7 @@ def test_a_trainer_that_hangs_and_one_that_reports_nothing_are_still_seen_as_suc
     assert read_progress(run.folder, run.job, 0).step is None
 
 
+@pytest.mark.slow
 def test_its_last_sample_is_written_and_nothing_waits_for_it(make: MakeRun) -> None:
     run = make("echo up; trap 'exit 3' TERM; while :; do sleep 0.05; done")
     node = run.start_node(run.claimed())
@@ -371,6 +395,7 @@ def test_its_last_sample_is_written_and_nothing_waits_for_it(make: MakeRun) -> N
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_an_ingest_that_cannot_be_written_is_no_matter_of_the_run(make: MakeRun) -> None:
     run = make('rm -r "$TUNEPLANE_OUT_DIR/../ingest"; sleep 1.5; echo done')
     done = run.run_once()

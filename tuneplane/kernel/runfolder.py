@@ -86,7 +86,8 @@ def noted_jobs(path: Path) -> frozenset[str]:
 
 def is_hardware_file(name: str) -> bool:
     """Whether an ingest file is a hardware sampler's: it goes on while the training itself says nothing."""
-    return "-hardware" in name
+    fields = name.split("-")  # the host's own hyphens are underscores there
+    return len(fields) > 2 and fields[2].startswith("hardware")
 
 
 @dataclass(frozen=True)
