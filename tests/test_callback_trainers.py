@@ -112,7 +112,7 @@ def test_points_of_two_ranks_are_the_trainers_own_history(make: MakeRun) -> None
 @pytest.mark.contract("C19")
 def test_a_run_that_is_told_to_stop_saves_and_goes_on_where_it_was(make: MakeRun) -> None:
     """All ranks end after one step, and the next attempt's points join the first's without a seam."""
-    steps = 200
+    steps = 120
     run = make("hf_trainer.py", {"steps": steps, "pause_s": 0.05, "callback": "instance"})
     script = run.start_script()
     wait_until(lambda: "train/loss" in metrics_of(run).series, "the first step is reported", 60)
@@ -134,14 +134,14 @@ def test_a_run_that_is_told_to_stop_saves_and_goes_on_where_it_was(make: MakeRun
 
 
 def test_where_rank_0_alone_has_the_callback_training_is_not_held_up(make: MakeRun) -> None:
-    run = make("hf_trainer.py", {"steps": 60, "pause_s": 0.05, "callback": "rank0"})
+    run = make("hf_trainer.py", {"steps": 30, "pause_s": 0.08, "callback": "rank0"})
     script = run.start_script()
     wait_until(lambda: "train/loss" in metrics_of(run).series, "the first step is reported", 60)
     os.kill(run.start_of()["pid"], signal.SIGUSR2)
     script.wait(timeout=60)
-    assert "ended after step 60 of 60" in run.log()
+    assert "ended after step 30 of 30" in run.log()
     assert run.log().count("1 of 2 ranks have TunePlaneCallback") == 1
-    assert list(metrics_of(run).series["train/loss"].steps) == list(range(1, 61))
+    assert list(metrics_of(run).series["train/loss"].steps) == list(range(1, 31))
 
 
 @pytest.mark.contract("C19")

@@ -33,8 +33,11 @@ class Pause(TrainerCallback):
 class Words(torch.utils.data.Dataset):
     """Made up."""
 
+    def __init__(self, count):
+        self.count = count
+
     def __len__(self):
-        return 64
+        return self.count
 
     def __getitem__(self, index):
         ids = (torch.arange(16) * (index + 1)) % 32
@@ -71,8 +74,8 @@ given = asked["callback"] != "rank0" or os.environ["RANK"] == "0"
 trainer = Trainer(
     model=model,
     args=arguments,
-    train_dataset=Words(),
-    eval_dataset=Words(),
+    train_dataset=Words(64),
+    eval_dataset=Words(8),
     callbacks=[Pause(), *([callback] if given and asked["callback"] != "class" else [])],
 )
 if asked["callback"] == "class":
