@@ -38,8 +38,8 @@ CAPACITY_BYTES = 1 << 20
 class Monitor:
     """Samples from `start` to `stop`.
 
-    ingest: where the trainer reports to. interval_s: None is the default, said where `wanted` is not empty:
-    what the environment asked for.
+    ingest: where the trainer reports to. wanted: the interval that the environment asks for, in seconds; empty
+    for the default, which is also taken, and said, where it names none.
     """
 
     def __init__(self, ingest: Ingest, node: int, sampler: Sampler, wanted: str = "") -> None:
