@@ -56,8 +56,13 @@ contract: install
 test-fast: install
 	$(BIN)/pytest -q -n 3 -m "not testbed and not slow"
 
+# Trainers that the callback is tested in: torch, transformers, TRL. For `make test` alone.
+.venv/training: tests/requirements-training.txt .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -r tests/requirements-training.txt
+	@touch $@
+
 # What computes runs beside what mostly waits for Slurm; each prints once it is done.
-test: lint contract
+test: lint contract .venv/training
 	$(BIN)/python tests/tools/system_packages.py
 	$(MAKE) --jobs=2 --output-sync test-here test-alone
 	$(MAKE) test-testbed

@@ -34,6 +34,7 @@ NEEDED = (
     Program("unshare", "util-linux", "tests of full disks, and the testbed"),
     Program("mount", "mount", "tests of full and stalled disks"),
     Program("mkfs.ext4", "e2fsprogs", "tests of stalled disks"),
+    Program("gcc", "build-essential", "tests of GPU metrics, which compile a fake NVML"),
     Program("ensurepip", "python3-venv", "the testbed, which makes an environment with the system's Python"),
 )
 

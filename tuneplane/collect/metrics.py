@@ -14,6 +14,9 @@ from tuneplane.collect.points import File, Forgotten, IngestReader, Point
 from tuneplane.collect.series import Points, Series, merge
 from tuneplane.kernel.runfolder import RunFolder
 
+HARDWARE = "system/"
+"""Metrics of hardware samplers: their step is the time in seconds."""
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -179,7 +182,9 @@ class Collector:
         for name in sorted(found):
             for index, rank in enumerate(sorted(found[name])):
                 attempts = {attempt: _in_order(parts) for attempt, parts in found[name][rank].items()}
-                series[name if index == 0 else f"{name}@rank{rank}"] = merge(attempts, resumed)
+                # Hardware is by time: where training took up again hides nothing of it.
+                again = {} if name.startswith(HARDWARE) else resumed
+                series[name if index == 0 else f"{name}@rank{rank}"] = merge(attempts, again)
         return series
 
 
