@@ -54,6 +54,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_store(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What tests read of runs is not cached where the developer's own runs are."""
+    os.environ["TUNEPLANE_STORE_DIR"] = str(tmp_path_factory.mktemp("store"))
+
+
 @pytest.fixture
 def weird_dir(tmp_path: Path) -> Path:
     """A folder whose name has spaces, ``$``, ``%``, both quotes and Chinese characters."""

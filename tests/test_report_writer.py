@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuneplane.kernel.filesystem import filesystem_of, keeps_writes_back
 from tuneplane.report import writer as writer_module
-from tuneplane.report.filesystem import filesystem_of, keeps_writes_back
 from tuneplane.report.writer import Writer
 
 HEADER = '{"v":1}\n'

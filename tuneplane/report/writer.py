@@ -12,7 +12,7 @@ import threading
 import time
 from _thread import allocate_lock
 
-from tuneplane.report.filesystem import keeps_writes_back
+from tuneplane.kernel.filesystem import keeps_writes_back
 from tuneplane.report.lines import MAX_LINE_BYTES, dropped_body, numbered
 from tuneplane.report.signals import block_signals
 from tuneplane.report.stderr import say
