@@ -190,7 +190,7 @@ def test_a_folder_that_is_taken_away_is_missed_quietly_and_used_again(job: Repor
         import os, shutil, sys, time
         from tuneplane.report import log, finish
         import tuneplane.report.writer as writer
-        writer._RECHECK_S = 0.1           # five seconds, were this no test
+        writer._PROVE_S = 0.1             # five seconds, were this no test
         log({"a": 1}); time.sleep(0.3)
         shutil.rmtree(sys.argv[1]); time.sleep(0.3)
         log({"a": 2}); log({"a": 3}); time.sleep(0.3)
