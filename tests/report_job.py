@@ -70,12 +70,12 @@ class ReportJob:
         assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def run_with_mounts(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run_with_mounts(self, program: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """`run` where the program may mount what it likes, seen by itself alone. Skips without root."""
         needs_root()
         return subprocess.run(
             ["unshare", "--mount", sys.executable, "-c", textwrap.dedent(program), *arguments],
-            env=self.environment(),
+            env=self.environment(**more),
             capture_output=True,
             text=True,
             timeout=90,

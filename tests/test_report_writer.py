@@ -1,6 +1,6 @@
 """The writer against system calls that fail as network file systems make them fail.
 
-What can be had for real (full, read-only, stalled, deleted, dead mounts) is tested for real in test_report_faults.
+What can be had for real (full, read-only, stalled, deleted, dead mounts) is tested for real in test_report_disks.
 """
 
 from __future__ import annotations

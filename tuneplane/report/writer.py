@@ -70,9 +70,9 @@ class Writer:
         self._dropped_told = (0, 0)  # what a line tells of the points and values dropped
         self._fd = -1
         self._unwritten = b""
-        self._unproven: list[bytes] = []  # written, but a deleted folder or a client's cache may still lose it
-        self._unproven_bytes = 0
-        self._unsynced = False  # never True on most file systems
+        self._unsynced: list[bytes] = []  # written, but a client's cache may lose it; empty on most file systems
+        self._unproven: list[bytes] = []  # written, but its folder may have been deleted before anyone read it
+        self._unproven_bytes = 0  # of both
         self._counts_written_at = 0.0
         self._proven_at = 0.0
         self._synced_at = 0.0
@@ -205,7 +205,7 @@ class Writer:
             self._take()
         written = self._write_all()
         self._say_messages()
-        if written and self._close_wanted and not self._unproven:
+        if written and self._close_wanted and not self._unproven and not self._unsynced:
             self._close_wanted = False
             self._close()
 
@@ -248,7 +248,7 @@ class Writer:
     def _write_all(self) -> bool:
         """Write what was taken and see it safe. False: it failed, all is kept, try again later."""
         try:
-            if self._unwritten or (self._unproven and self._fd < 0):
+            if self._unwritten or ((self._unproven or self._unsynced) and self._fd < 0):
                 self._open()
             while self._unwritten:
                 self._write_some()
@@ -261,7 +261,7 @@ class Writer:
             self.tell_once("resumed", "reporting goes on")
         self._failures = 0
         self._last_error = None
-        if not self._unproven:
+        if not self._unproven and not self._unsynced:
             with self._lock:
                 self._taken_bytes = 0
                 self._safe_numbers = self._numbers
@@ -277,9 +277,8 @@ class Writer:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._end += written
         whole = data.rfind(b"\n", 0, written) + 1
-        self._unproven.append(data[:whole])
+        (self._unsynced if self._must_sync else self._unproven).append(data[:whole])
         self._unproven_bytes += whole
-        self._unsynced = self._must_sync
         # A line that was cut short stands there torn: the next write ends it and gives the line again, whole.
         self._unwritten = (b"\n" if written > whole else b"") + data[whole:]
 
@@ -288,7 +287,8 @@ class Writer:
         if self._unsynced and (self._hurry or time.monotonic() - self._synced_at >= _SYNC_S):
             os.fdatasync(self._fd)
             self._synced_at = time.monotonic()
-            self._unsynced = False
+            self._unproven += self._unsynced
+            self._unsynced = []
 
     def _prove(self) -> None:
         """Forget what was written, where the file is still found under its name: only there can it be read.
@@ -321,9 +321,10 @@ class Writer:
         self._fd = fd
         self._must_sync = keeps_writes_back(os.path.dirname(self.path))  # noqa: PTH120 (pathlib costs 10 ms)
         former, self._identity = self._identity, self._found()
-        if self._must_sync or self._identity != former or state.st_size < self._end:
-            self._unwritten = b"".join((*self._unproven, self._unwritten))  # what comes twice has one number
-            self._unproven, self._unproven_bytes = [], 0
+        if self._identity != former or state.st_size < self._end:
+            self._unsynced, self._unproven = self._unproven + self._unsynced, []
+        self._unwritten = b"".join((*self._unsynced, self._unwritten))  # what comes twice has one number
+        self._unsynced, self._unproven_bytes = [], sum(map(len, self._unproven))
         self._end, self._proven_at = state.st_size, time.monotonic()
         if state.st_size == 0:
             if not self._unwritten.startswith(self._header):
@@ -335,7 +336,6 @@ class Writer:
         """Keep everything, open anew next time (ESTALE, EIO), and say so once where it lasts."""
         now = time.monotonic()
         self._close()
-        self._unsynced = False
         self._last_error = error
         if self._failures == 0:
             self._failing_since = now
