@@ -159,9 +159,9 @@ def test_a_stall_of_four_seconds_does_not_stall_the_trainer(job: ReportJob, tmp_
     assert done.returncode == 0 and "tuneplane" not in done.stderr, done.stderr
     told = json.loads(done.stdout)
     assert told["write"]["slept_s"] > 2, "a write of the trainer's own was to stall: else this proves nothing"
-    assert told["steps"] > 500
     assert told["log"]["slept_s"] < 0.001, "no call waited for anything"
     assert told["log"]["usual_s"] < 0.001, "99 of 100 calls, pre-empted or not"
+    assert told["steps"] > 200
     assert points(store) == [
         (0, {"loss": 0}),
         *((step, {"loss": step, "lr": 0.1}) for step in range(1, told["steps"])),

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ingest_lines import points
 from interpreters import pythons
 from report_job import ReportJob
 
@@ -48,6 +49,44 @@ def test_a_killed_trainer_loses_at_most_its_last_fifth_of_a_second(job: ReportJo
         assert not lost, f"logged more than 0.2 s before the kill: {lost}"
 
 
+@pytest.mark.slow
+@pytest.mark.contract("C21")
+def test_a_kill_at_any_moment_leaves_a_file_without_holes(tmp_path: Path) -> None:
+    """From the first import to the midst of errors: what stands in the file is the beginning, whole."""
+    chance = random.Random(11)
+    lengths = []
+    for kill in range(8):
+        job = ReportJob(tmp_path / f"run{kill}")
+        mounted = tmp_path / f"mounted{kill}"
+        mounted.mkdir()
+        trainer = job.start_with_mounts(
+            """
+            import sys
+            from tests.faulty_disk import mount_faulty
+            disk = mount_faulty(*sys.argv[1:])
+            disk.fail("EIO", "ENOSPC", chance=0.05)
+            print("mounted", flush=True)
+            from tuneplane.report import log
+            step = 0
+            while True:
+                log({"loss": step}, step=step)
+                step += 1
+            """,
+            str(job.ingest),
+            str(mounted),
+            str(tmp_path / f"faults{kill}"),
+            TUNEPLANE_JOB_ENDPOINT=mounted.as_uri(),
+        )
+        assert trainer.stdout.readline() == "mounted\n"
+        time.sleep(chance.random() * 0.3)
+        trainer.kill()
+        assert "Traceback" not in trainer.communicate(timeout=30)[1]
+        found = [step for step, _ in points(job.ingest)]
+        assert found == list(range(len(found)))
+        lengths.append(len(found))
+    assert max(lengths) > 0, "some were to have written"
+
+
 ENDINGS = {
     "the program's end": ("", 0),
     "sys.exit": ("raise SystemExit(3)", 3),
@@ -59,6 +98,29 @@ ENDINGS = {
         4,
     ),
     "os._exit after finish": ("finish(); import os; os._exit(5)", 5),
+    "os._exit, two tenths of a second after the last point": ("import os; time.sleep(0.2); os._exit(6)", 6),
+    "sys.exit in a thread": (
+        "import sys, threading\n"
+        "thread = threading.Thread(target=sys.exit, args=(9,)); thread.start(); thread.join()",
+        0,
+    ),
+    "an exception in a thread": (
+        "import threading\n"
+        "def fail(): raise RuntimeError('a data loader failed')\n"
+        "thread = threading.Thread(target=fail); thread.start(); thread.join()",
+        0,
+    ),
+    "an exception at exit": (
+        "import atexit\n@atexit.register\ndef fail(): raise RuntimeError('a profiler failed')",
+        0,
+    ),
+    "a daemon thread that logs until it is cut off": (
+        "import threading\n"
+        "def for_ever():\n    while True: log({'b': 1})\n"
+        "threading.Thread(target=for_ever, daemon=True).start(); time.sleep(0.05)",
+        0,
+    ),
+    "SIGINT": ("import os, signal; os.kill(os.getpid(), signal.SIGINT); time.sleep(30)", -2),
     "a thread that outlives the program": (
         "import threading\n"
         "def late():\n    time.sleep(0.2)\n    for step in range(100, 110): log({'a': step}, step=step)\n"
@@ -78,7 +140,7 @@ def test_a_program_that_ends_without_finish_has_reported_all(
     program = "import time\nfrom tuneplane.report import log, finish\n"
     program += "for step in range(100): log({'a': step}, step=step)\n" + source
     done = job.run(program, python=python, code=code)
-    wanted = 110 if "thread" in ending else 100
+    wanted = 110 if "outlives" in ending else 100
     assert len(job.metrics().series["a"]) == wanted
     assert "tuneplane" not in done.stderr and "Fatal" not in done.stderr
 

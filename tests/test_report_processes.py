@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from ingest_lines import points
 from interpreters import pythons
 from report_job import ReportJob
 
@@ -135,6 +136,63 @@ def test_threads_log_at_once_and_nothing_is_lost_or_numbered_twice(job: ReportJo
     assert numbers == list(range(len(numbers)))
     metrics = job.metrics()
     assert all(list(metrics.series[f"t{n}"].values) == list(range(2000)) for n in range(8))
+
+
+def test_two_writers_of_one_rank_and_attempt_have_a_file_each(job: ReportJob) -> None:
+    program = """
+        import sys, time
+        from tuneplane.report import log
+        for step in range(int(sys.argv[1]), 400, 2):
+            log({"loss": step}, step=step)
+            time.sleep(0.001)
+        """
+    writers = [job.start(program, first) for first in ("0", "1")]
+    assert [writer.communicate(timeout=60)[1] for writer in writers] == ["", ""]
+    assert len(list(job.ingest.iterdir())) == 2
+    assert sorted(points(job.ingest)) == [(step, {"loss": step}) for step in range(400)]
+    metrics = job.metrics()
+    assert list(metrics.series["loss"].values) == list(range(400)) and metrics.gaps == 0
+
+
+@pytest.mark.contract("C16")
+def test_a_clock_that_jumps_loses_nothing_and_keeps_the_order(job: ReportJob) -> None:
+    done = job.run(
+        """
+        import time
+        now, jumped = time.time, 0
+        time.time = lambda: now() + jumped
+        from tuneplane.report import log
+        for step in range(200):
+            if step % 20 == 10:
+                jumped = (86400, -86400 * 400, 10**10, -now(), 0)[step // 20 % 5]
+                time.sleep(0.02)
+            log({"loss": step, "last": step}, step=step)
+            log({"last": -step}, step=step)      # the last value of a step wins, whatever the clock says
+        """
+    )
+    assert done.stderr == ""
+    metrics = job.metrics()
+    assert list(metrics.series["loss"].values) == list(range(200)) and metrics.gaps == 0
+    assert list(metrics.series["last"].values) == [-step for step in range(200)]
+    assert len(points(job.ingest)) == 400
+    assert metrics.age_s() >= 0
+
+
+@pytest.mark.contract("C15")
+def test_a_hundred_thousand_names_in_one_call_arrive(job: ReportJob) -> None:
+    done = job.run(
+        """
+        from tuneplane.report import log
+        log({f"layer{number}": number for number in range(100_000)}, step=1)
+        log({f"{number}/" + "x" * 150: number for number in range(100_000)}, step=2)      # 16 MB in all
+        """
+    )
+    assert done.stderr == ""
+    merged: dict[float, dict[str, float]] = {1: {}, 2: {}}
+    for step, numbers in points(job.ingest):
+        merged[step].update(numbers)
+    assert merged[1] == {f"layer{number}": number for number in range(100_000)}
+    assert list(merged[2].values()) == list(range(100_000))
 
 
 @pytest.mark.slow
