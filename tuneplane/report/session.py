@@ -92,7 +92,7 @@ class Session:
             if step >= self._next_step:
                 self._next_step = int(step) + 1
             if flat.numbers:
-                self._put(lines.point_body(now_s, step, flat.numbers))
+                self._put_point(now_s, step, flat.numbers)
 
     def finish(self) -> None:
         """Wait for the queue, at most two seconds, and close the file."""
@@ -129,6 +129,16 @@ class Session:
 
             end_monitor(self._monitor, wait_s)
             self._monitor = None
+
+    def _put_point(self, now_s: float, step: int | float, numbers: dict[str, Any]) -> None:
+        """One line, or several where one would be too long: ten thousands of names in a call."""
+        body = lines.point_body(now_s, step, numbers)
+        if len(body) <= lines.MAX_LINE_BYTES or len(numbers) == 1:
+            self._put(body)
+            return
+        names = list(numbers)
+        for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+            self._put_point(now_s, step, {name: numbers[name] for name in half})
 
     def _put(self, body: str) -> None:
         self.writer.put(body)
