@@ -13,7 +13,7 @@ from itertools import groupby
 from tuneplane.collect.canvas import Bucket, Canvas, Stretches
 from tuneplane.collect.printable import NUMBER_WIDTH, fit, number_text, step_text
 
-MIN_WIDTH, MIN_HEIGHT = 24, 4
+MIN_WIDTH = 24
 
 COLOURS = ("36", "33", "35", "32", "34", "31")
 """Of lines side by side (ECMA-48): cyan, yellow, magenta, green, blue, red."""
@@ -62,7 +62,7 @@ def draw(lines: Sequence[Line], look: Look, axis: Axis | None = None, log: bool 
     """
     axis = axis or Axis()
     columns = max(look.width, MIN_WIDTH) - NUMBER_WIDTH - 2
-    rows = max(look.height, MIN_HEIGHT) - 2
+    rows = max(1, look.height - 2)
     scaled = [[_scaled(value, log) for value in line.y] for line in lines]
     finite = [value for values in scaled for value in values if math.isfinite(value)]
     if not finite:

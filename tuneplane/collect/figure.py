@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
-from tuneplane.collect.chart import MIN_HEIGHT, MIN_WIDTH, Axis, Line, Look, draw, styled
+from tuneplane.collect.chart import MIN_WIDTH, Axis, Line, Look, draw, styled
 from tuneplane.collect.printable import (
     clock_text,
     columns,
@@ -25,6 +25,10 @@ X = Literal["step", "relative", "time"]
 
 MARKS = "abcdefghijklmnopqrstuvwxyz"
 """Of the runs of one chart, in order."""
+
+MIN_HEIGHT = 4
+_HIGH = 8
+"""Lines from which on one is spared for a second line of facts."""
 
 _LEAST_TITLE = 8
 _VALUES = 3
@@ -57,6 +61,8 @@ class Shown:
 def render(title: str, shown: Sequence[Shown], view: View | None = None, look: Look | None = None) -> str:
     """The chart of one metric in at most `look.width` columns and `look.height` lines; no newline at its end.
 
+    A legend that is higher than that stands above the lowest chart there is.
+
     Of one run: the line, and faint what later attempts did anew, marked with the attempt's number.
     Of several: a line each, told apart by a letter, and by colour where there is colour. No trailing blanks.
     """
@@ -73,6 +79,7 @@ def render(title: str, shown: Sequence[Shown], view: View | None = None, look: L
             head.append(f"  {mark} {fit(f'{name}  {facts}', width - 4)}".rstrip())
     else:
         head = _headlines(shown[0].series, title, view, width, look.unicode)
+        head = head if height >= _HIGH else head[:1]
     look = Look(width, height - len(head), look.unicode, look.colours)
     return "\n".join([*(line.rstrip() for line in head), *draw(lines, look, _axis(shown, view), view.log)])
 
