@@ -24,19 +24,20 @@ Values = Mapping[str, float]
 class MetricRun:
     """A run below `home`, submitted to this machine; `log` writes what its job would have written."""
 
-    def __init__(self, home: Path, run_id: str = "ring-20260102-030405-ab12") -> None:
+    def __init__(
+        self, home: Path, run_id: str = "ring-20260102-030405-ab12", job: str = "local-4999999"
+    ) -> None:
         where = home / "tuneplane" / "runs" / current_user() / run_id.rsplit("-", 3)[0] / run_id
-        job = local_job(where, spec__reporting__token_sha256=TOKEN_SHA256)
-        self.folder: RunFolder = write_run(job)
-        self.run_id = run_id
+        self.folder: RunFolder = write_run(local_job(where, spec__reporting__token_sha256=TOKEN_SHA256))
+        self.run_id, self.job_id = run_id, job
         self._numbers: dict[Path, int] = {}
-        record_submission(self.folder, "local-1", "tp", 1)
+        record_submission(self.folder, job, "tp", 1)
 
     def attempt(self, number: int, code: int | None = None) -> None:
         """An attempt as its node agent records it, ended where there is an exit code."""
         folder = self.folder.attempt(number)
         folder.path.mkdir(parents=True, exist_ok=True)
-        start = {"attempt": number, "job_id": "local-1", "started_at": BEGAN_S + 1000 * number, "nodes": 1}
+        start = {"attempt": number, "job_id": self.job_id, "started_at": BEGAN_S + 1000 * number, "nodes": 1}
         write_json(folder.start, start)
         if code is not None:
             write_json(folder.end, {"code": code, "reason": "", "ended_at": BEGAN_S + 1000 * number + 900})

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-
 _OTHERS = re.compile(r"[^\n -~]")
 
 
