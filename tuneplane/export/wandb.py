@@ -40,7 +40,7 @@ _QUIET = {
     "x_disable_stats": True,
     "x_disable_machine_info": True,
 }
-"""Nothing of this machine goes along: the run was elsewhere. Those that this client knows are set."""
+"""No measurement of this machine goes along: the run was elsewhere. Those that this client knows are set."""
 
 
 @dataclass(frozen=True)
