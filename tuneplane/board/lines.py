@@ -11,7 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tuneplane.collect.series import Series
+from tuneplane.collect.buckets import thin
+from tuneplane.collect.series import Points, Series
 
 STEP, RELATIVE, TIME = "step", "relative", "wall"
 
@@ -78,14 +79,13 @@ def _line(
             array("d", map(column.__getitem__, order)) for column in (xs, steps, values, times_s)
         )
         attempts = [attempts[i] for i in order] if attempts else attempts
-    first = max(
-        0, bisect_left(xs, view.low) - 1
-    )  # with a neighbour on either side, so that lines reach the edge
-    end = min(len(xs), bisect_right(xs, view.high) + 1)
+    # With a neighbour on either side, so that lines reach the edge.
+    first, end = max(0, bisect_left(xs, view.low) - 1), min(len(xs), bisect_right(xs, view.high) + 1)
+    shown = Points(xs[first:end], values[first:end])
+    kept = [first + index for index in thin(shown, view.buckets)]
     drawn = Drawn(attempt, end - first)
-    kept: Sequence[int] = range(first, end)
-    if end - first > 2 * view.buckets:
-        kept = thin(xs, values, view.buckets, first, end, drawn.mean_x, drawn.mean_y)
+    if len(kept) < end - first:
+        drawn.mean_x, drawn.mean_y = means(shown, view.buckets)
     for to, column in ((drawn.steps, steps), (drawn.values, values), (drawn.times_s, times_s)):
         to.extend(map(column.__getitem__, kept))
     if attempts:
@@ -98,50 +98,20 @@ def _starts(attempts: Sequence[int]) -> list[tuple[int, int]]:
     return [(i, a) for i, a in enumerate(attempts) if i == 0 or a != attempts[i - 1]]
 
 
-def thin(
-    xs: array[float],
-    values: array[float],
-    buckets: int,
-    first: int,
-    end: int,
-    mean_x: array[float],
-    mean_y: array[float],
-) -> list[int]:
-    """Which of the points from `first` to `end` show the same curve: least and greatest of each bucket.
-
-    First and last are kept, and of values that are not finite one of a kind a bucket. The mean of each bucket's
-    finite values is added to `mean_x` and `mean_y`: what is smoothed must not be smoothed over extremes.
-    """
-    low, width = xs[first], (xs[end - 1] - xs[first]) / buckets
-    kept = {first, end - 1}
-    start = first
-    for bucket in range(buckets):
-        stop = end if bucket == buckets - 1 else bisect_left(xs, low + (bucket + 1) * width, start, end)
-        if stop <= start:
-            continue
-        chunk = values[start:stop]
-        total, count = sum(chunk), stop - start
-        if math.isfinite(total):
-            kept.add(values.index(min(chunk), start, stop))
-            kept.add(values.index(max(chunk), start, stop))
-        else:
-            total, count = _keep_of_all_kinds(values, start, stop, kept)
-        if count:
-            mean_x.append(math.fsum(xs[start:stop]) / (stop - start))
-            mean_y.append(total / count)
-        start = stop
-    return sorted(kept)
-
-
-def _keep_of_all_kinds(values: array[float], start: int, stop: int, kept: set[int]) -> tuple[float, int]:
-    """`thin` of a bucket with values that are not finite, or too great to be added; sum and count of the rest."""
-    finite = [i for i in range(start, stop) if math.isfinite(values[i])]
-    kinds: dict[str, int] = {}
-    for i in range(start, stop):
-        if not math.isfinite(values[i]):
-            kinds.setdefault(str(values[i]), i)
-    kept.update(kinds.values())
-    if not finite:
-        return 0.0, 0
-    kept.update((min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)))
-    return sum(values[i] / len(finite) for i in finite), 1
+def means(line: Points, buckets: int) -> tuple[array[float], array[float]]:
+    """The mean of the finite values of each bucket, and its place: extremes are not what to smooth over."""
+    xs, ys = _doubles(), _doubles()
+    low, width = line.steps[0], line.steps[-1] / buckets - line.steps[0] / buckets
+    start, size = 0, len(line)
+    for bucket in range(1, buckets + 1):
+        end = size if bucket == buckets else bisect_left(line.steps, low + bucket * width, start)
+        finite = line.values[start:end]
+        total = sum(finite)
+        if not math.isfinite(total):
+            finite = array("d", filter(math.isfinite, finite))
+            total = sum(finite)
+        if finite and math.isfinite(total):
+            xs.append(sum(line.steps[start:end]) / (end - start))
+            ys.append(total / len(finite))
+        start = end
+    return xs, ys

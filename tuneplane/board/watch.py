@@ -220,7 +220,8 @@ class Watch:
         origin_s = known.origin_s
         try:
             source = read_source(listed.folder, listed.state)
-            origin_s = source.attempts[0][1] if source.attempts else None
+            first = source.attempts[0][1] if source.attempts else None
+            origin_s = first or listed.state.started_at or listed.state.submitted_at
             self._opened().refresh([source])
             overview = self._opened().overview(run_id)
         except (OSError, TunePlaneError) as error:

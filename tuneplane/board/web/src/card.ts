@@ -22,6 +22,7 @@ export class Card {
   private readonly title = h("h3", { class: "card-title" });
   private readonly last = h("span", { class: "card-last" });
   private readonly note = h("p", { class: "card-note" });
+  private readonly legend = h("p", { class: "legend" });
   private readonly expand: HTMLButtonElement;
   private readonly chart: Chart;
   private readonly lines = new Map<string, Line[]>(); // by run
@@ -58,6 +59,7 @@ export class Card {
         ),
       ),
       this.plot,
+      this.legend,
       this.note,
     );
     host.observer.observe(this.element);
@@ -217,6 +219,7 @@ export class Card {
       }
     }
     const extent = this.chart.show(curves, look, drawn);
+    this.tellMembers(several);
     const notes: string[] = [];
     if (extent.empty && curves.length) notes.push(log ? "nothing above 0 for a logarithmic axis" : "no finite value here");
     else if (extent.left) notes.push(`${count(extent.left, "value")} of 0 or less: no place on a logarithmic axis`);
@@ -230,6 +233,20 @@ export class Card {
     this.plot.setAttribute(
       "aria-label",
       `Chart of ${this.spec.key}, ${count(lines.length, "line")}. Last: ${told.join(", ")}. Arrow keys read its points.`,
+    );
+  }
+
+  /** Which colour is which GPU or rank, where colours are not those of runs. */
+  private tellMembers(several: boolean): void {
+    const { members } = this.spec;
+    const named = several || members.length < 2 ? [] : members.slice(0, 16);
+    const as = named.map((member) => member.id).join();
+    if (this.legend.dataset["as"] === as) return;
+    this.legend.dataset["as"] = as;
+    put(
+      this.legend,
+      ...named.map((member, i) => h("span", {}, h("span", { class: `swatch c${i % 12}` }), member.label || "rank0")),
+      members.length > named.length && named.length > 0 && `and ${members.length - named.length} more`,
     );
   }
 

@@ -160,7 +160,7 @@ export class Chart {
         },
         {
           ...axis,
-          space: 36,
+          space: 32,
           size: (_u, values) => 18 + 6.3 * Math.max(3, ...(values ?? []).map((text) => (text ?? "").length)),
           values: (_u, splits) => splits.map((value) => (value === null ? "" : this.tick(value))),
         },
@@ -183,7 +183,14 @@ export class Chart {
   private tick(value: number): string {
     const { unit } = this.look;
     if (unit === "bytes" || unit === "bytes_per_s") return bytes(value, 3);
-    return number(value, 4);
+    return this.look.log && !this.isRound(value) ? "" : number(value, 4);
+  }
+
+  /** Of a logarithmic axis: 1, 2 and 5 of each decade; where it has many decades, 1 alone. */
+  private isRound(value: number): boolean {
+    const [low, high] = this.extent.y;
+    const digit = value / 10 ** Math.floor(Math.log10(value) + 1e-9);
+    return (Math.log10(high / low) > 3 ? [1] : [1, 2, 5]).some((wanted) => Math.abs(digit - wanted) < 1e-6);
   }
 
   private draw(u: uPlot): void {
@@ -193,7 +200,7 @@ export class Chart {
     ctx.beginPath();
     ctx.rect(bbox.left, bbox.top, bbox.width, bbox.height);
     ctx.clip();
-    const dots = this.curves.length <= 12;
+    const dots = this.curves.length <= 12 && this.curves.every((curve) => curve.xs.length < DOT_BELOW);
     for (const curve of this.curves) {
       if (curve.line.attempt !== null) this.trace(u, curve.xs, curve.ys, curve, 0.3, 1, [2, 3], false);
     }
@@ -202,7 +209,7 @@ export class Chart {
       const smooth = curve.smoothX.length > 0;
       if (smooth) this.trace(u, curve.xs, curve.ys, curve, many ? 0.1 : 0.22, 1, [], false);
       const [xs, ys] = smooth ? [curve.smoothX, curve.smoothY] : [curve.xs, curve.ys];
-      this.trace(u, xs, ys, curve, many ? 0.8 : 1, many ? 1 : 1.6, curve.stroke.dash, dots && xs.length < DOT_BELOW);
+      this.trace(u, xs, ys, curve, many ? 0.8 : 1, many ? 1 : 1.6, curve.stroke.dash, dots);
       if (!many) this.marks(u, curve);
     }
     ctx.restore();

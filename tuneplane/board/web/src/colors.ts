@@ -2,11 +2,11 @@
 
 export const LIGHT = [
   "#2563c9", "#c2410c", "#15803d", "#9333ea", "#0e7490", "#be185d",
-  "#a16207", "#4f46e5", "#b91c1c", "#4d7c0f", "#0f766e", "#86198f",
+  "#a16207", "#4f46e5", "#475569", "#4d7c0f", "#0f766e", "#86198f",
 ];
 export const DARK = [
   "#6ea8fe", "#fb923c", "#4ade80", "#c084fc", "#22d3ee", "#f472b6",
-  "#facc15", "#a5b4fc", "#f87171", "#a3e635", "#2dd4bf", "#e879f9",
+  "#facc15", "#a5b4fc", "#b6c2d1", "#a3e635", "#2dd4bf", "#e879f9",
 ];
 
 export interface Stroke {

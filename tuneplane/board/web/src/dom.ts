@@ -80,6 +80,14 @@ export function iconButton(name: string, label: string, click: () => void, more 
   );
 }
 
+/** A run's id that keeps its end, which tells it from its neighbours, where there is no room for all. */
+export function runName(id: string, name: string): HTMLElement {
+  const cut = Math.max(0, id.length - TAIL);
+  return h("span", { class: name }, h("span", { class: "id-head" }, id.slice(0, cut)), h("span", { class: "id-tail" }, id.slice(cut)));
+}
+
+const TAIL = 12; // -HHMMSS-xxxx
+
 /** Hand a file to the user. */
 export function download(name: string, href: string): void {
   const link = h("a", { href, download: name });

@@ -8,6 +8,7 @@ export function number(value: number, digits = 6): string {
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e15) return sign(value.toLocaleString("en-US"));
   if (size >= 1e-4 && size < 1e6) {
+    if (size >= 10_000) return sign(value.toLocaleString("en-US", { maximumSignificantDigits: digits }));
     const text = value.toPrecision(digits);
     return sign(text.includes("e") ? text : text.replace(/(\.\d*?)0+$/, "$1").replace(/\.$/, ""));
   }
@@ -36,7 +37,7 @@ export type Unit = "" | "percent" | "bytes" | "bytes_per_s" | "watts" | "celsius
 /** The unit that a metric's name ends with. */
 export function unitOf(name: string): Unit {
   for (const unit of ["bytes_per_s", "percent", "bytes", "watts", "celsius", "s"] as const) {
-    if (name.endsWith(`_${unit}`)) return unit;
+    if (name.endsWith(`_${unit}`) && !(unit === "s" && name.endsWith("_per_s"))) return unit;
   }
   return "";
 }

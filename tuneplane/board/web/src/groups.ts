@@ -74,7 +74,15 @@ export function groupsOf(overviews: Overview[], wanted: (name: string) => boolea
     group.charts.push(chart);
     groups.set(chart.group, group);
   }
-  return [...groups.values()].sort((a, b) => compare(a.name, b.name));
+  return [...groups.values()].sort((a, b) => weight(a.name) - weight(b.name) || compare(a.name, b.name));
+}
+
+/** What one looks at first: how training goes, then how well it does. */
+const FIRST = ["train", "training", "validation", "val", "eval", "test"];
+
+function weight(group: string): number {
+  const place = FIRST.indexOf(group);
+  return place < 0 ? FIRST.length : place;
 }
 
 /** By name, numbers in it by size: gpu2 before gpu10. */

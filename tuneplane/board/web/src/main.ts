@@ -7,7 +7,7 @@ import { ArtifactList } from "./artifacts";
 import { Charts } from "./charts";
 import { hideTooltip } from "./chart";
 import { Config, DetailsOf } from "./config";
-import { h, icon, iconButton, put, setText } from "./dom";
+import { h, icon, iconButton, put, runName, setText } from "./dom";
 import { age, count } from "./format";
 import { Log } from "./log";
 import { Model, type Theme } from "./model";
@@ -193,7 +193,7 @@ function renderChips(): void {
         "span",
         { class: "chip", title: run.reason || run.id },
         h("span", { class: `swatch ${model.colors.className(run.id)}` }),
-        h("span", { class: "chip-name" }, run.id),
+        runName(run.id, "chip-name"),
         h("span", { class: "muted" }, newest ? `data ${age(model.now - newest)} old` : run.state.toLowerCase()),
         iconButton("close", `Take ${run.id} out`, () => model.change({ runs: model.state.runs.filter((id) => id !== run.id) })),
       );
@@ -239,7 +239,13 @@ function renderTools(): void {
   metricSearch.setAttribute("aria-invalid", String(fault !== ""));
   metricFault.hidden = fault === "";
   setText(metricFault, fault);
-  for (const button of axis.children) button.setAttribute("aria-checked", String((button as HTMLElement).dataset["x"] === state.x));
+  // What hardware did is of a time, not of a step.
+  const x = state.tab === "system" && state.x === "step" ? "relative" : state.x;
+  for (const button of axis.querySelectorAll("button")) {
+    button.setAttribute("aria-checked", String(button.dataset["x"] === x));
+    button.disabled = state.tab === "system" && button.dataset["x"] === "step";
+  }
+  metricSearch.placeholder = `Filter ${state.tab === "config" ? "keys" : "metrics"} by regex  ( m )`;
   if (Number(smoothing.value) !== state.smooth) smoothing.value = String(state.smooth);
   setText(smoothed, state.smooth.toFixed(2));
   logY.checked = state.log;

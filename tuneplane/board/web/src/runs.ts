@@ -1,7 +1,7 @@
 // The list of runs: filtered, sorted, only its visible rows in the document, worked by mouse or keyboard.
 
 import type { Run } from "./api";
-import { h, icon, put, setText } from "./dom";
+import { h, icon, put, runName, setText } from "./dom";
 import { age, count } from "./format";
 import type { Model } from "./model";
 import { MAX_RUNS, SORTS, type Sort } from "./state";
@@ -151,7 +151,7 @@ export class RunList {
       h(
         "span",
         { class: "run-text" },
-        h("span", { class: "run-name" }, run.id),
+        runName(run.id, "run-name"),
         h(
           "span",
           { class: "run-sub" },

@@ -35,8 +35,9 @@ export class Summary {
     const left = this.model.chosen.length - runs.length;
     put(
       this.element,
-      this.values(runs),
+      runs.length > 1 ? this.values(runs) : null,
       ...runs.map((run, i) => this.one(run, known[i]!.details, known[i]!.fault)),
+      runs.length === 1 ? this.values(runs) : null,
       left > 0 && h("p", { class: "muted" }, `and ${count(left, "more run")}`),
     );
   }
