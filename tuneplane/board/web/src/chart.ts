@@ -202,7 +202,7 @@ export class Chart {
     ctx.clip();
     const dots = this.curves.length <= 12 && this.curves.every((curve) => curve.xs.length < DOT_BELOW);
     for (const curve of this.curves) {
-      if (curve.line.attempt !== null) this.trace(u, curve.xs, curve.ys, curve, 0.3, 1, [2, 3], false);
+      if (curve.line.attempt !== null) this.trace(u, curve.xs, curve.ys, curve, 0.45, 1, [4, 3], false);
     }
     for (const curve of this.curves) {
       if (curve.line.attempt !== null) continue;

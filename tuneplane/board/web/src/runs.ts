@@ -129,7 +129,10 @@ export class RunList {
           click: (event) => {
             this.active = index;
             if (event.ctrlKey || event.metaKey || event.shiftKey) this.toggle(run);
-            else this.model.change({ runs: [run.id] });
+            else {
+              this.model.change({ runs: [run.id] });
+              document.body.classList.remove("side-open");
+            }
           },
         },
       },
@@ -156,10 +159,10 @@ export class RunList {
           "span",
           { class: "run-sub" },
           h("span", { class: `dot ${stateClass(run)}`, "aria-hidden": "true" }),
-          parts.join(" · "),
+          h("span", { class: "run-state" }, parts.join(" · ")),
+          h("span", { class: stale ? "run-data stale" : "run-data" }, data),
         ),
       ),
-      h("span", { class: stale ? "run-data stale" : "run-data" }, data),
       run.notices > 0 && h("span", { class: "run-warn", title: count(run.notices, "notice") }, icon("warn")),
     );
     row.style.transform = `translateY(${index * ROW}px)`;
