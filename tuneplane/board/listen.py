@@ -17,6 +17,10 @@ MAX_SOCKET_PATH = 107
 """Bytes of a Unix socket's path. Source: unix(7), sun_path."""
 
 
+BACKLOG = 128
+"""Connections that wait while the server starts: its link is printed before."""
+
+
 def socket_folder(environ: Mapping[str, str] | None = None) -> Path:
     """A folder of mode 0700 for sockets: below the session's own where there is one, else made anew below /tmp.
 
@@ -52,6 +56,7 @@ def listen_on_socket(folder: Path) -> tuple[socket.socket, Path]:
     finally:
         os.umask(before)
     path.chmod(0o600)
+    listening.listen(BACKLOG)
     return listening, path
 
 
@@ -70,6 +75,7 @@ def listen_on_port(port: int) -> socket.socket:
                 "choose another, or --port 0",
             )
         ) from None
+    listening.listen(BACKLOG)
     return listening
 
 
