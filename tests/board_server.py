@@ -51,6 +51,7 @@ class BoardServer:
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.home = home
         self.said: list[str] = []
         self._links: queue.SimpleQueue[str] = queue.SimpleQueue()
         threading.Thread(target=self._read, daemon=True).start()

@@ -111,7 +111,7 @@ class Board:
     async def _csv(self, request: Request) -> Response:
         table = await _wait(self._watch.table(_run_ids(request), _metric_ids(request)))
         rows = _csv_rows([(run, name, line) for run, name, line in table if isinstance(line, Series)])
-        headers = {"content-disposition": 'attachment; filename="metrics.csv"'}
+        headers = {"content-disposition": "attachment"}  # the page names it
         return StreamingResponse(rows, media_type="text/csv; charset=utf-8", headers=headers)
 
     async def _details(self, request: Request) -> Response:

@@ -77,8 +77,8 @@ export class Config {
       known.map((one) => one.fault).find((fault) => fault) ?? "",
     ];
     setText(this.told, notes.filter(Boolean).join(" · "));
-    const hparams = known.map((one) => one.details?.hparams ?? {});
-    const configs = known.map((one) => one.details?.config ?? {});
+    const hparams = known.map((one) => one.details?.hparams ?? null);
+    const configs = known.map((one) => one.details?.config ?? null);
     const as = JSON.stringify([runs.map((run) => run.id), model.state.all, model.state.metricFilter, hparams, configs]);
     if (as === this.shown) return;
     this.shown = as;
@@ -109,14 +109,15 @@ export class Config {
     );
   }
 
-  private part(title: string, columns: Record<string, unknown>[], n: number): HTMLElement[] {
+  /** columns: null of a run that was not read yet, which differs from none. */
+  private part(title: string, columns: (Record<string, unknown> | null)[], n: number): HTMLElement[] {
     const { matches } = filterOf(this.model.state.metricFilter);
-    const keys = [...new Set(columns.flatMap((column) => Object.keys(column)))].sort();
+    const keys = [...new Set(columns.flatMap((column) => Object.keys(column ?? {})))].sort();
     const rows = keys
       .filter((key) => matches(key))
       .map((key) => {
-        const values = columns.map((column) => (key in column ? plain(column[key]) : ""));
-        return { key, values, differs: new Set(values).size > 1 };
+        const values = columns.map((column) => (column === null ? "…" : key in column ? plain(column[key]) : ""));
+        return { key, values, differs: new Set(values.filter((_, i) => columns[i] !== null)).size > 1 };
       });
     const shown = rows.filter((row) => n < 2 || row.differs || this.model.state.all);
     const body = shown.map(({ key, values, differs }) =>

@@ -182,19 +182,30 @@ function render(): void {
   if (state.runs.join() !== askedFor) void poll();
 }
 
+let shownChips = "";
+
 function renderChips(): void {
   const { chosen, missing } = model;
   const shown = chosen.slice(0, CHIPS);
+  const as = JSON.stringify([shown.map((run) => [run.id, run.reason, model.colors.className(run.id)]), chosen.length, [...missing]]);
+  const ages = shown.map((run) => {
+    const newest = model.overviews.get(run.id)?.newest_s ?? run.newest_s;
+    return newest ? `data ${age(model.now - newest)} old` : run.state.toLowerCase();
+  });
+  if (as === shownChips) {  // so that what has the focus keeps it
+    chips.querySelectorAll(".chip-age").forEach((element, i) => setText(element, ages[i] ?? ""));
+    return;
+  }
+  shownChips = as;
   put(
     chips,
-    ...shown.map((run) => {
-      const newest = model.overviews.get(run.id)?.newest_s ?? run.newest_s;
+    ...shown.map((run, i) => {
       return h(
         "span",
         { class: "chip", title: run.reason || run.id },
         h("span", { class: `swatch ${model.colors.className(run.id)}` }),
         runName(run.id, "chip-name"),
-        h("span", { class: "muted" }, newest ? `data ${age(model.now - newest)} old` : run.state.toLowerCase()),
+        h("span", { class: "muted chip-age" }, ages[i]),
         iconButton("close", `Take ${run.id} out`, () => model.change({ runs: model.state.runs.filter((id) => id !== run.id) })),
       );
     }),

@@ -7,6 +7,8 @@ import type { Model } from "./model";
 import { MAX_RUNS, SORTS, type Sort } from "./state";
 
 const ROW = 46;
+/** Width of a row's box, which adds it to the comparison. */
+const BOX = 34;
 const SORT_WORDS: Record<Sort, string> = { newest: "newest", name: "name", state: "state", data: "newest data" };
 
 export class RunList {
@@ -19,6 +21,7 @@ export class RunList {
   private readonly counted = h("span", { class: "muted" });
   private shown: Run[] = [];
   private active = 0;
+  private readonly rows = new Map<string, { element: HTMLElement; as: string }>(); // those in the document
 
   constructor(private readonly model: Model) {
     this.search = h("input", {
@@ -48,7 +51,12 @@ export class RunList {
         tabindex: "0",
         "aria-multiselectable": "true",
         "aria-label": "Runs",
-        on: { scroll: () => this.render(), keydown: (event) => this.onKey(event), focus: () => this.render() },
+        on: {
+          scroll: () => this.render(),
+          keydown: (event) => this.onKey(event),
+          focus: () => this.render(),
+          click: (event) => this.onClick(event),
+        },
       },
       this.spacer,
     );
@@ -93,9 +101,11 @@ export class RunList {
     const last = Math.min(this.shown.length, Math.ceil((this.list.scrollTop + height) / ROW) + 4);
     this.spacer.style.height = `${this.shown.length * ROW}px`;
     const rows = this.shown.slice(first, last).map((run, i) => this.row(run, first + i));
-    put(this.spacer, ...rows);
+    if (this.shown.length === 0 && this.model.readAt) rows.push(this.nothing());
+    const there = this.spacer.children;
+    if (rows.length !== there.length || rows.some((row, i) => row !== there[i])) put(this.spacer, ...rows);
+    for (const [id, { element }] of this.rows) if (!element.isConnected) this.rows.delete(id);
     this.list.setAttribute("aria-activedescendant", this.shown.length ? `run-${this.active}` : "");
-    if (this.shown.length === 0 && this.model.readAt) put(this.spacer, this.nothing());
   }
 
   private nothing(): HTMLElement {
@@ -115,42 +125,23 @@ export class RunList {
       run.attempts > 1 ? `${run.attempts} attempts` : "",
     ].filter(Boolean);
     const data = run.newest_s === null ? (run.metrics === 0 ? "no points" : "") : `data ${age(now - run.newest_s)}`;
-    const row = h(
-      "div",
-      {
-        id: `run-${index}`,
-        class: `run ${chosen ? "chosen" : ""} ${index === this.active ? "active" : ""}`,
-        role: "option",
-        "aria-selected": String(chosen),
-        "aria-setsize": this.shown.length,
-        "aria-posinset": index + 1,
-        title: run.reason ? `${run.id}\n${run.reason}` : run.id,
-        on: {
-          click: (event) => {
-            this.active = index;
-            if (event.ctrlKey || event.metaKey || event.shiftKey) this.toggle(run);
-            else {
-              this.model.change({ runs: [run.id] });
-              document.body.classList.remove("side-open");
-            }
-          },
-        },
-      },
-      h(
-        "span",
-        {
-          class: "run-box",
-          title: chosen ? "Take out of the comparison" : "Compare",
-          on: {
-            click: (event) => {
-              event.stopPropagation();
-              this.active = index;
-              this.toggle(run);
-            },
-          },
-        },
-        h("span", { class: `swatch ${chosen ? this.model.colors.className(run.id) : "off"}` }),
-      ),
+    const as = JSON.stringify([run, index, this.shown.length, chosen, index === this.active, parts, data, stale, this.model.colors.className(run.id)]);
+    // A row stays the same element, so that a press and its release meet the same one.
+    const known = this.rows.get(run.id) ?? { element: h("div", { role: "option" }), as: "" };
+    this.rows.set(run.id, known);
+    const row = known.element;
+    if (known.as === as) return row;
+    known.as = as;
+    row.id = `run-${index}`;
+    row.className = `run ${chosen ? "chosen" : ""} ${index === this.active ? "active" : ""}`;
+    row.title = [run.id, run.reason, run.notices ? count(run.notices, "notice") : ""].filter(Boolean).join("\n");
+    row.setAttribute("aria-selected", String(chosen));
+    row.setAttribute("aria-setsize", String(this.shown.length));
+    row.setAttribute("aria-posinset", String(index + 1));
+    row.style.transform = `translateY(${index * ROW}px)`;
+    put(
+      row,
+      h("span", { class: "run-box" }, h("span", { class: `swatch ${chosen ? this.model.colors.className(run.id) : "off"}` })),
       h(
         "span",
         { class: "run-text" },
@@ -163,9 +154,8 @@ export class RunList {
           h("span", { class: stale ? "run-data stale" : "run-data" }, data),
         ),
       ),
-      run.notices > 0 && h("span", { class: "run-warn", title: count(run.notices, "notice") }, icon("warn")),
+      run.notices > 0 && h("span", { class: "run-warn" }, icon("warn")),
     );
-    row.style.transform = `translateY(${index * ROW}px)`;
     return row;
   }
 
@@ -173,6 +163,20 @@ export class RunList {
     const { runs } = this.model.state;
     const without = runs.filter((id) => id !== run.id);
     this.model.change({ runs: without.length < runs.length ? without : [...runs, run.id].slice(-MAX_RUNS) });
+  }
+
+  private onClick(event: MouseEvent): void {
+    const rect = this.list.getBoundingClientRect();
+    const index = Math.floor((event.clientY - rect.top + this.list.scrollTop) / ROW); // of what is in it, nothing is clicked
+    const run = this.shown[index];
+    if (!run) return;
+    this.active = index;
+    if (event.clientX - rect.left < BOX || event.ctrlKey || event.metaKey || event.shiftKey) {
+      this.toggle(run);
+      return;
+    }
+    this.model.change({ runs: [run.id] });
+    document.body.classList.remove("side-open");
   }
 
   focusList(): void {
