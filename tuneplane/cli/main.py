@@ -27,6 +27,7 @@ COMMANDS = {
     "image": ("image", "Prepare images of registries for nodes; list and clear them."),
     "job": ("job", "Look at runs, end them, let them go on."),
     "collect": ("collect", "Read what runs report into this machine's cache, once or all the time."),
+    "board": ("board", "Show curves of your runs in a browser."),
     "cluster": ("cluster", "Describe a site's Slurm as a cluster profile, and prove it."),
     "doctor": ("doctor", "Look whether this machine and the cluster have what runs need."),
     "completion": ("completion", "Print a script for your shell that completes tp."),
