@@ -20,7 +20,9 @@ from report_job import REPOSITORY, RUN_ID, TOKEN_SHA256
 
 from tuneplane.collect import tail as tail_module
 from tuneplane.collect.gaps import Numbers
-from tuneplane.collect.metrics import Collector, Metrics, read_metrics
+from tuneplane.collect.metrics import Metrics, metrics_of, read_metrics
+from tuneplane.collect.source import RunSource
+from tuneplane.collect.store import Store
 from tuneplane.kernel.errors import OperationError
 
 
@@ -63,8 +65,24 @@ def read(run: Path) -> Metrics:
     return read_metrics(run, RUN_ID, TOKEN_SHA256)
 
 
-def collector(run: Path) -> Collector:
-    return Collector(run, RUN_ID, TOKEN_SHA256)
+class Reader:
+    """Follows one run, as `tp job metrics --follow` does."""
+
+    def __init__(self, run: Path) -> None:
+        self._source = RunSource(run, RUN_ID, TOKEN_SHA256)
+        self._store = Store(memory=True)
+
+    def refresh(self) -> int:
+        """Read what is new; how many values that were."""
+        self._store.refresh([self._source])
+        return self._store.new_points(RUN_ID)
+
+    def metrics(self) -> Metrics:
+        return metrics_of(self._store, RUN_ID)
+
+
+def collector(run: Path) -> Reader:
+    return Reader(run)
 
 
 def steps(metrics: Metrics, name: str = "loss") -> list[float]:
@@ -387,3 +405,23 @@ def test_an_idle_look_at_a_thousand_runs_is_quick(tmp_path: Path) -> None:
         assert sum(reader.refresh() for reader in readers) == 0
         times.append(time.process_time() - start)
     assert min(times) < 0.1
+
+
+def test_what_no_utf8_can_hold_can_still_be_shown(run: Path) -> None:
+    deep = '{"a":' * 400 + "1" + "}" * 400
+    write(
+        run,
+        header(),
+        '{"n":0,"t":1,"s":1,"m":{"a\\ud800":1,"b":1}}\n' * 1,
+        '{"n":1,"t":1,"h":{"k\\udfff":"v\\ud800","ok":"\u00e4"}}\n',
+        f'{{"n":2,"t":1,"h":{deep}}}\n',
+    )
+    write(run, header(run_id="x" * 100_000), name="long.jsonl")
+    Path(os.fsdecode(os.fsencode(run / "ingest") + b"/\xff.txt")).write_text("")
+    metrics = read(run)
+    shown = json.dumps(
+        [list(metrics.series), metrics.hparams, metrics.skipped, metrics.refused], ensure_ascii=False
+    )
+    assert len(shown.encode("utf-8")) < 1000
+    assert (sorted(metrics.series), metrics.hparams) == (["a?", "b"], {"k?": "v?", "ok": "\u00e4"})
+    assert metrics.skipped == {"?.txt": "no .jsonl file"} and metrics.torn_lines == 1

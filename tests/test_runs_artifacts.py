@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from launch_jobs import bare_slurm_job, changed, write_run
 
-from tuneplane.compile import STANDARD_OUTPUTS
 from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.recipes.outputs import STANDARD_OUTPUTS
 from tuneplane.runs.artifacts import Artifact, list_artifacts
 from tuneplane.spec import JobSpec, read
 

@@ -27,6 +27,7 @@ from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
 from tuneplane.lab.marker import Lab
+from tuneplane.launch.slurm_commands import require_sbatch
 from tuneplane.node.environment import data_folders
 from tuneplane.profile import Placement, parse_profile, place
 from tuneplane.recipes.adapters import check_operation
@@ -34,6 +35,7 @@ from tuneplane.recipes.adapters.custom import multi_node_notice
 from tuneplane.recipes.catalog import Catalog
 from tuneplane.recipes.compatibility import lock_state
 from tuneplane.recipes.lock import LOCK_NAME, Lock
+from tuneplane.recipes.outputs import OUTPUTS_NAME, all_outputs
 from tuneplane.recipes.parameters import check_parameters, ignored_bindings, parse_sets
 from tuneplane.recipes.recipe import Recipe
 from tuneplane.runimage import image_place, image_rules, run_choice
@@ -46,19 +48,10 @@ from tuneplane.spec import (
     Image,
     Metadata,
     Node,
-    Output,
     Reporting,
     Spec,
 )
 from tuneplane.spec import Recipe as LockedRecipe
-
-STANDARD_OUTPUTS = (
-    Output("checkpoints", "checkpoints/*"),
-    Output("logs", "logs"),
-    Output("hf_export", "hf_export"),
-    Output("eval", "eval/report.json"),
-)
-"""What the platform finds below every output folder (C13)."""
 
 URL_REQUIRED = "custom external observability requires spec.framework.observability_url"
 
@@ -84,6 +77,7 @@ class Request:
     train_data: str | None = None
     allow_dirty: bool = False
     dry_run: bool = False  # leave nothing behind, the digests of images neither
+    queues: bool = False  # this machine is to hand it to Slurm
     flags: Flags = field(default_factory=dict)
 
 
@@ -137,6 +131,7 @@ def compile_request(
     experiment = found.attempt(find_experiment, lab, request.experiment)
     lock, recipe = _locked(found, catalog, experiment) if experiment else (None, None)
     entry = found.attempt(find_entrypoint, lab, request.experiment, lock) if lock else None
+    outputs = found.attempt(all_outputs, experiment, recipe) if experiment and recipe else None
     composed = _composed(found, lab, request, environ)
     placement = _placed(found, composed, request) if composed else None
     params = _parameters(found, recipe, request) if recipe else {}
@@ -162,6 +157,8 @@ def compile_request(
         chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
     _check_storage(found, cluster)
+    if cluster.scheduler == "slurm" and request.queues:
+        found.attempt(require_sbatch, environ)
     if cluster.scheduler == "local" and request.flags:
         named = ", ".join(flag for flag, _ in request.flags.values())
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
@@ -211,7 +208,7 @@ def compile_request(
         hyperparams=params,
         slurm=clusterspec.directives(cluster, request.experiment) if cluster.scheduler == "slurm" else None,
         restart=clusterspec.restart(cluster),
-        outputs=[*STANDARD_OUTPUTS, *(Output(o.name, o.path, o.kind, o.step_key) for o in recipe.outputs)],
+        outputs=outputs or [],
     )
     root = Path(cluster.storage_root).expanduser()
     _check_start(found, spec, root)
@@ -293,7 +290,9 @@ def _check_observability(found: Findings, recipe: Recipe, request: Request) -> N
 
 def _check_packed(found: Findings, lab: Lab, entry: Path, capsule: CapsuleInfo) -> None:
     """What runs is what travels: an entry that git ignores is on this disk alone (C4, C26)."""
-    for path in (entry, entry.parents[len(entry.relative_to(lab.experiments).parts) - 2] / LOCK_NAME):
+    experiment = entry.parents[len(entry.relative_to(lab.experiments).parts) - 2]
+    outputs = [experiment / OUTPUTS_NAME] if (experiment / OUTPUTS_NAME).exists() else []
+    for path in (entry, experiment / LOCK_NAME, *outputs):
         relative = path.relative_to(lab.root).as_posix()
         if relative not in capsule.paths:
             what = f"{relative} is not in the commit, so it would not be in the job"

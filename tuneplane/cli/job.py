@@ -123,7 +123,7 @@ def status_command(run: str, as_json: bool) -> None:
             (
                 str(n.rank),
                 n.host,
-                n.state,
+                "gone" if state.is_final and n.code is None else n.state,
                 "" if n.code is None else str(n.code),
                 "" if n.beat_age_s is None or n.state == "ended" else f"{age(n.beat_age_s)} ago",
                 n.reason,

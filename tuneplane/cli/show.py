@@ -34,7 +34,7 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Columns as wide as their widest cell; nothing is cut, so that it can be copied and searched."""
     if not rows:
         return
-    cells = [list(headings), *([_plain(cell) for cell in row] for row in rows)]
+    cells = [list(headings), *([plain(cell) for cell in row] for row in rows)]
     widths = [max(_width(row[i]) for row in cells) for i in range(len(headings))]
     for row in cells:
         line = "  ".join(cell + " " * (w - _width(cell)) for cell, w in zip(row, widths, strict=True))
@@ -52,7 +52,7 @@ def show_listing(headings: Sequence[str], rows: Sequence[Sequence[str]], width: 
     """
     if width is None or not rows:
         return show_table(headings, rows)
-    cells = [list(headings), *([_plain(cell) for cell in row] for row in rows)]
+    cells = [list(headings), *([plain(cell) for cell in row] for row in rows)]
     widths = [max(_width(row[i]) for row in cells) for i in range(len(headings) - 1)]
     before = sum(widths) + 2 * len(widths)
     below = width - before < LEAST_LAST
@@ -95,7 +95,7 @@ def show_fields(fields: Iterable[tuple[str, str]]) -> None:
     pairs = [(name, value) for name, value in fields if value]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
-        click.echo(f"{name:<{width}}  {_plain(value)}")
+        click.echo(f"{name:<{width}}  {plain(value)}")
 
 
 def size(count_bytes: float) -> str:
@@ -120,7 +120,7 @@ def clock(moment: float | None) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else ""
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Without control characters: what a run is called must not move the cursor."""
     return "".join(c if c.isprintable() else " " for c in text)
 

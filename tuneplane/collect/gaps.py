@@ -1,6 +1,10 @@
-"""Which numbered lines of one file are missing. Called by `points.IngestReader` for every line."""
+"""Which numbered lines of one file are missing. Called by `points.IngestFile` for all that it reads."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
 
 _MAX_GAPS = 10_000
 """Gaps remembered one by one; beyond that a late line of an old gap counts as one that came twice."""
@@ -29,6 +33,14 @@ class Numbers:
             return True
         return self._fill(number)
 
+    def follow_on(self, groups: Sequence[Sequence[int]]) -> bool:
+        """Note the numbers of all groups where together they are just those that come next; else do nothing."""
+        numbers = sorted(chain.from_iterable(groups))
+        if numbers != list(range(self._next, self._next + len(numbers))):
+            return False
+        self._next += len(numbers)
+        return True
+
     def _fill(self, number: int) -> bool:
         for index, (first, end) in enumerate(self._gaps):
             if first <= number < end:
@@ -37,3 +49,12 @@ class Numbers:
                 self.missing -= 1
                 return True
         return False
+
+    def state(self) -> list[Any]:
+        """For JSON."""
+        return [self._next, self.missing, self._gaps]
+
+    def restore(self, state: Any) -> None:
+        """Go on from a `state`."""
+        self._next, self.missing = int(state[0]), int(state[1])
+        self._gaps = [(int(first), int(end)) for first, end in state[2]]

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -72,24 +73,23 @@ def merge(attempts: Mapping[int, Points], resumed: Mapping[int, float] | None = 
         points = attempts.get(number)
         if points is None:
             continue
-        hidden = Points()
-        for index in _last_of_each_step(points.steps):
-            step = points.steps[index]
-            if step < limits[number]:
-                merged.steps.append(step)
-                merged.values.append(points.values[index])
-                merged.times_s.append(points.times_s[index])
-                merged.attempts.append(number)
-            else:
-                hidden.append(step, points.values[index], points.times_s[index])
-        if len(hidden):
-            merged.hidden[number] = hidden
+        order = _last_of_each_step(points.steps)
+        columns = [points.steps, points.values, points.times_s]
+        if order is not None:
+            columns = [array("d", map(column.__getitem__, order)) for column in columns]
+        cut = bisect_left(columns[0], limits[number])
+        merged.steps.extend(columns[0][:cut])
+        merged.values.extend(columns[1][:cut])
+        merged.times_s.extend(columns[2][:cut])
+        merged.attempts.extend(array("q", [number]) * cut)
+        if cut < len(columns[0]):
+            merged.hidden[number] = Points(*(column[cut:] for column in columns))
     return merged
 
 
-def _last_of_each_step(steps: array[float]) -> Sequence[int]:
-    """Where the last point of each step stands, by ascending step."""
+def _last_of_each_step(steps: array[float]) -> list[int] | None:
+    """Where the last point of each step stands, by ascending step; None where they stand so already."""
     if all(map(operator.lt, steps, steps[1:])):
-        return range(len(steps))
+        return None
     last = {step: index for index, step in enumerate(steps)}
     return [last[step] for step in sorted(last)]

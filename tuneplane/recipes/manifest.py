@@ -13,15 +13,14 @@ from tuneplane.kernel.errors import UsageError
 from tuneplane.recipes import values
 from tuneplane.recipes.adapters import adapter_names, load_adapter
 from tuneplane.recipes.documents import Document, Key
-from tuneplane.recipes.fields import Fields
 from tuneplane.recipes.names import remedy_for
+from tuneplane.recipes.outputs import OutputFields
 from tuneplane.recipes.recipe import (
     USER_MANAGED,
     Binding,
     Entrypoint,
     ImagePin,
     Objective,
-    Output,
     Parameter,
     Recipe,
     Runtime,
@@ -33,7 +32,6 @@ SCHEMA = "tuneplane/recipe/v1"
 OBSERVABILITY = ("external", "platform")
 OPERATIONS = ("train", "export", "eval")
 BINDINGS = ("model", "train_data", "validation_data")
-OUTPUT_KINDS = ("artifact", "tensorboard", "jsonl")
 METHOD = re.compile(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
 PARAMETER_NAME = values.KEY
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+){1,2}")
@@ -50,7 +48,7 @@ def recipe_of(document: Document, method: str) -> Recipe:
     return recipe
 
 
-class _Manifest(Fields):
+class _Manifest(OutputFields):
     """Reads one manifest."""
 
     def recipe(self, method: str) -> Recipe | None:
@@ -80,7 +78,7 @@ class _Manifest(Fields):
             free_parameters=self.flag(top, ("free_parameters",)),
             parameters=parameters,
             bindings=self.table(top, ("bindings",), _NAME, self.binding),
-            outputs=self.table(top, ("outputs",), _NAME, self.output),
+            outputs=self.outputs(top),
             operations=operations,
             metrics=metrics,
             objective=self.objective(top, metrics),
@@ -194,18 +192,6 @@ class _Manifest(Fields):
             help=self.words(given, (*key, "help"), required=True),
             to=self.text(given, (*key, "to"), default=""),
         )
-
-    def output(self, name: str, given: dict[str, Any], key: Key) -> Output | None:
-        if self.mapping(given, key, ("path", "kind", "step_key")) is None:
-            return None
-        path = self.text(given, (*key, "path"))
-        if path and not values.stays_below(path):
-            self.fault((*key, "path"), f"output {path} leaves the output folder")
-        kind = self.one_of(given, (*key, "kind"), OUTPUT_KINDS) if "kind" in given else "artifact"
-        step_key = self.text(given, (*key, "step_key"), default="")
-        if (kind == "jsonl") != bool(step_key):
-            self.fault(key, f"output {name}: step_key goes with kind jsonl, and jsonl needs one")
-        return Output(name, path, kind, step_key)
 
     def metrics(self, top: dict[str, Any]) -> dict[str, tuple[str, ...]]:
         given = self.mapping(top.get("metrics", {}), ("metrics",))

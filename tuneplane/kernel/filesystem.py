@@ -1,4 +1,7 @@
-"""Which file system a folder lies on, and whether its writes reach other machines by themselves. For Writer."""
+"""Which file system a folder lies on, and whether its writes reach other machines by themselves.
+
+For report's writer, and for the store of metrics.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,17 @@ on NFS (nfs(5), "Data and metadata coherence"). Lustre, GPFS, Ceph and WekaFS ke
 
 def keeps_writes_back(folder: str) -> bool:
     """Whether appends there must be synced to be seen elsewhere soon. False without a readable mount table."""
+    return filesystem_at(folder).startswith(_WRITE_BACK)
+
+
+def filesystem_at(folder: str) -> str:
+    """The type of the file system that `folder` lies on, as `nfs4`; "" without a readable mount table."""
     try:
         with open("/proc/self/mountinfo", "rb") as file:  # noqa: PTH123 (pathlib costs 10 ms of import)
             table = file.read()
-        return filesystem_of(os.path.realpath(folder), table).startswith(_WRITE_BACK)
+        return filesystem_of(os.path.realpath(folder), table)
     except OSError:
-        return False
+        return ""
 
 
 def filesystem_of(path: str, mountinfo: bytes) -> str:
