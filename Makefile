@@ -3,8 +3,9 @@ SHELL := /bin/bash
 PYTHON ?= $(shell test -x /usr/bin/python3 && echo /usr/bin/python3 || echo python3)
 BIN := .venv/bin
 TESTBED := slurm/testbed/testbed
+BOARD := tuneplane/board
 
-.PHONY: demo demo-slurm test test-fast lint contract bench testbed testbed-down install images wheel
+.PHONY: board demo demo-slurm test test-here test-testbed test-alone test-fast lint contract bench testbed testbed-down install images wheel
 
 install: .venv/installed
 
@@ -38,8 +39,17 @@ images: wheel
 	$(TESTBED) image
 	$(TESTBED) trainer-image dist/tuneplane-*.whl $(if $(TRAINER_INDEX),--index $(TRAINER_INDEX))
 
+# The page of `tp board`, from its sources by Node.js and npm; nothing else of a checkout needs them.
+board: $(BOARD)/static/app.js
+
+$(BOARD)/static/app.js: $(shell find $(BOARD)/web -name node_modules -prune -o -type f -print)
+	@command -v npm >/dev/null || { echo "the board's page needs Node.js 18 or newer and npm: apt-get install nodejs npm"; exit 1; }
+	npm --prefix $(BOARD)/web ci --ignore-scripts --no-audit --no-fund --loglevel=error
+	npm --prefix $(BOARD)/web run --silent build
+	@touch $@
+
 # What trainer images install.
-wheel: install
+wheel: install board
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist
 
@@ -54,11 +64,28 @@ contract: install
 	$(BIN)/python tests/tools/contract.py
 
 test-fast: install
-	$(BIN)/pytest -q -n 2 -m "not testbed and not slow"
+	$(BIN)/pytest -q -n 3 -m "not testbed and not slow"
 
-test: lint contract
+# Trainers that the callback is tested in: torch, transformers, TRL. For `make test` alone.
+.venv/training: tests/requirements-training.txt .venv/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -r tests/requirements-training.txt
+	@touch $@
+
+# What computes runs beside what mostly waits for Slurm; each prints once it is done.
+test: lint contract .venv/training
 	$(BIN)/python tests/tools/system_packages.py
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(MAKE) --no-print-directory board
+	$(MAKE) --jobs=2 --output-sync test-here test-alone
+	$(MAKE) test-testbed
+
+test-here: install
+	$(BIN)/pytest -q -n 2 --dist loadfile -m "not testbed"
+
+test-testbed: install
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "testbed and not alone"
+
+test-alone: install
+	$(BIN)/pytest -m "testbed and alone"
 
 bench: testbed
 	$(BIN)/python tests/bench/run.py

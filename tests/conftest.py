@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+import slurm_lab
 from filelock import FileLock
+from node_leftovers import left_by
 from testbed_client import WEIRD_NAME, Testbed, unusable_because
 
 FAKES = Path(__file__).parent / "fakes"
@@ -31,6 +33,25 @@ def pytest_configure() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+
+
+LONGEST = (
+    "test_slurm_restarts.py",
+    "test_slurm_pause.py",
+    "test_slurm_refusals.py",
+    "test_containers_apptainer.py",
+)
+"""Files that take minutes: begun first, so that no worker is left with one of them at the end."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need the testbed to themselves are marked `alone`; files that take longest come first."""
+    for item in items:
+        if "testbed_alone" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.alone)
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -110,3 +131,22 @@ def _share_testbed(request: pytest.FixtureRequest) -> Iterator[None]:
     request.getfixturevalue("testbed")
     with hold(fcntl.LOCK_SH):
         yield
+
+
+@pytest.fixture(scope="module")
+def nothing_left_of_module(testbed: Testbed) -> Iterator[None]:
+    """As `nothing_left`, once the fixtures of a whole module have ended their runs too."""
+    yield from _looked_after(testbed)
+
+
+@pytest.fixture
+def nothing_left(request: pytest.FixtureRequest, nothing_left_of_module: None) -> Iterator[None]:
+    """After the test no node has a process, a mount or a folder of a run of this process that does not run."""
+    alone = "testbed_alone" in request.fixturenames  # looked at before that one cancels all jobs
+    yield from _looked_after(request.getfixturevalue("testbed_alone" if alone else "testbed"))
+
+
+def _looked_after(cluster: Testbed) -> Iterator[None]:
+    yield
+    left = left_by(cluster, slurm_lab.MADE)
+    assert left == [], "\n".join(left)

@@ -70,16 +70,24 @@ class ReportJob:
         assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
-    def run_with_mounts(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run_with_mounts(self, program: str, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         """`run` where the program may mount what it likes, seen by itself alone. Skips without root."""
+        trainer = self.start_with_mounts(program, *arguments, **more)
+        try:
+            out, err = trainer.communicate(timeout=90)
+        finally:
+            trainer.kill()
+        return subprocess.CompletedProcess(trainer.args, trainer.returncode, out, err)
+
+    def start_with_mounts(self, program: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
+        """`start` in the same way."""
         needs_root()
-        return subprocess.run(
+        return subprocess.Popen(
             ["unshare", "--mount", sys.executable, "-c", textwrap.dedent(program), *arguments],
-            env=self.environment(),
-            capture_output=True,
+            env=self.environment(**more),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=90,
-            check=False,
         )
 
     def metrics(self) -> Metrics:

@@ -28,6 +28,9 @@ WAIT_FOR_GO = 'while [ ! -e "$TUNEPLANE_OUT_DIR/go" ]; do sleep 0.05; done'
 
 ASK_AGAIN_S = 1.0
 
+MADE: list[Run] = []
+"""Every run that the tests of this process have made."""
+
 FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "LOST", "NOT_SUBMITTED"}
 
 
@@ -187,6 +190,9 @@ class Run:
     folder: Path
     job_id: str
     notices: list[str]
+
+    def __post_init__(self) -> None:
+        MADE.append(self)
 
     def status(self) -> dict[str, Any]:
         value: dict[str, Any] = json.loads(self.tp("status", "--json").stdout)

@@ -90,6 +90,7 @@ def test_the_digest_does_not_depend_on_who_packs(tmp_path: Path, lab: GitLab, pa
     assert results == dict.fromkeys(results, expected)
 
 
+@pytest.mark.slow
 def test_another_commit_mode_name_or_kernel_is_another_digest(tmp_path: Path, package: Path) -> None:
     lab = GitLab(tmp_path / "lab")
     lab.write("f", "1")

@@ -58,6 +58,24 @@ def test_a_faulty_file_is_told_with_its_line(h200: Folders, text: str, line: int
     assert any(fault.startswith(f"{path}:{line}: ") and words in fault for fault in split(message)), message
 
 
+@pytest.mark.parametrize("layer", ["site", "user", "lab"])
+def test_a_file_that_is_no_yaml_is_the_only_fault(h200: Folders, layer: str) -> None:
+    """What is not set, or does not fit, may stand in that very file."""
+    path = h200.write(layer, "cluster/h200", "device: [gpu\nscheduler: slurm\n")
+    (fault,) = split(h200.refusal())
+    assert fault.startswith(f"{path}:2: not YAML: ")
+
+
+def test_a_file_that_is_no_yaml_hides_no_fault_of_another(h200: Folders) -> None:
+    h200.write("site", "cluster/h200", "device: [gpu\nscheduler: slurm\n")
+    other = h200.write("user", "defaults", "cluster: {scratsh: /tmp}\n")
+    assert [fault.partition(": ")[0] for fault in split(h200.refusal())] == [
+        f"{h200.site}/cluster/h200.yaml:2",
+        f"{other}:1",
+    ]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"a: \x00\n", b"cluster: {}\n" * 200_000, b"[" * 100_000])
 def test_a_file_that_is_no_configuration_at_all(h200: Folders, data: bytes) -> None:
     path = h200.user / "defaults.yaml"

@@ -124,6 +124,7 @@ def test_a_flag_and_an_environment_variable_are_no_templates(h200: Folders) -> N
     )
 
 
+@pytest.mark.slow
 @given(st.text(alphabet="\\${}ab:'\"\n ", max_size=12))
 @settings(max_examples=300, deadline=None)
 def test_a_literal_value_survives_interpolation_of_others(text: str) -> None:

@@ -28,7 +28,7 @@ from cases import CASES, HOSTILE_IMAGE, PRINT_ENVIRONMENT, printed_environment
 
 FAKES = Path(__file__).parent / "fakes"
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("boxes")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120), pytest.mark.usefixtures("boxes")]
 
 
 class FakeRun:

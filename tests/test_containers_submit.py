@@ -8,6 +8,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
+from warm_tp import run_tp
 
 SIF = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0"
 SQUASHFS = b"hsqs" + bytes(92)
@@ -24,6 +25,10 @@ class Lab:
         self.images.mkdir()
         (self.images / "x.sif").write_bytes(SIF)
         (self.images / "x.sqsh").write_bytes(SQUASHFS)
+        self.programs = where / "bin"  # for want of Slurm; nothing here is queued
+        self.programs.mkdir()
+        (self.programs / "sbatch").write_text("#!/bin/sh\nexit 1\n")
+        (self.programs / "sbatch").chmod(0o755)
         self.site = where / "site"
         (self.site / "cluster").mkdir(parents=True)
         for runtime in ("apptainer", "singularity", "enroot", "pyxis"):
@@ -45,17 +50,13 @@ class Lab:
         (self.site / "cluster" / f"{runtime}.yaml").write_text(text)
 
     def tp(self, *words: str, cwd: Path | None = None) -> CompletedProcess[str]:
-        environ = {"PATH": "/usr/bin:/bin", "HOME": str(self.where), "TUNEPLANE_CONFIG_DIR": str(self.site)}
+        environ = {
+            "PATH": f"{self.programs}:/usr/bin:/bin",
+            "HOME": str(self.where),
+            "TUNEPLANE_CONFIG_DIR": str(self.site),
+        }
         environ["PYTHONPATH"] = str(Path(__file__).parents[1])
-        return subprocess.run(
-            [*TP, *words],
-            cwd=cwd or self.where / "lab",
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return run_tp(words, cwd=cwd or self.where / "lab", env=environ)
 
     def git(self, *words: str) -> None:
         subprocess.run(["git", *words], cwd=self.where / "lab", check=True, timeout=60)
@@ -118,3 +119,11 @@ def test_a_profile_of_this_machine_alone_cannot_say_pyxis(lab: Lab) -> None:
     done = lab.validate("here", "x.sqsh")
     assert done.returncode == 2
     assert "cluster.container.runtime is pyxis, a plugin of Slurm: here enroot starts the same" in done.stderr
+
+
+def test_a_machine_without_sbatch_is_told_before_anything_is_submitted(lab: Lab) -> None:
+    (lab.programs / "sbatch").unlink()
+    done = lab.validate("apptainer:8", "x.sif")
+    assert done.returncode == 1
+    assert done.stderr.startswith("sbatch is not on this machine's PATH\n  → run tp on a login node")
+    assert done.stdout == "exp: 1 faults\n"

@@ -75,6 +75,7 @@ def test_the_public_strings_stand_in_the_page_to_the_letter() -> None:
         assert f"`{said}`" in text
 
 
+@pytest.mark.slow
 def test_a_built_clause_with_a_test_passes_and_the_table_shows_them(tmp_path: Path) -> None:
     done = run_tool(
         tmp_path,
@@ -87,12 +88,14 @@ def test_a_built_clause_with_a_test_passes_and_the_table_shows_them(tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 def test_a_built_clause_without_a_test_fails(tmp_path: Path) -> None:
     done = run_tool(tmp_path, page(C12="built"), "def test_numbers():\n    assert True\n")
     assert done.returncode == 1
     assert "C12 is built and no test proves it" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -110,6 +113,7 @@ def test_a_mark_on_what_never_runs_proves_nothing(tmp_path: Path, text: str) -> 
     assert "C12 is built and no test proves it" in done.stderr
 
 
+@pytest.mark.slow
 def test_marks_of_parameters_classes_and_modules_count(tmp_path: Path) -> None:
     tests = (
         'import pytest\n\npytestmark = pytest.mark.contract("C1")\n\n'
@@ -129,6 +133,7 @@ def test_a_test_that_a_selection_would_leave_out_still_counts(tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mark", "told"),
     [
@@ -146,6 +151,7 @@ def test_a_mark_that_means_nothing_or_too_much_fails(tmp_path: Path, mark: str, 
     assert told in done.stderr
 
 
+@pytest.mark.slow
 def test_two_clauses_a_test_are_allowed(tmp_path: Path) -> None:
     done = run_tool(
         tmp_path, page(C11="built", C12="built"), f'import pytest\n\n@pytest.mark.contract("C11")\n{NUMBERS}'
@@ -153,12 +159,14 @@ def test_two_clauses_a_test_are_allowed(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_tests_that_cannot_be_collected_fail_and_are_named(tmp_path: Path) -> None:
     done = run_tool(tmp_path, page(), "import no_such_module\n")
     assert done.returncode == 1
     assert "test_made_up.py: cannot be collected" in done.stderr
 
 
+@pytest.mark.slow
 def test_what_comes_later_needs_no_test_and_what_is_partly_there_is_only_noted(tmp_path: Path) -> None:
     done = run_tool(tmp_path, page(C5="partly — half"), "def test_it():\n    assert True\n")
     assert done.returncode == 0, done.stderr
@@ -185,6 +193,7 @@ def test_a_page_that_lost_a_clause_or_a_state_is_faulted(change: Callable[[str],
     assert any(told in fault for fault in faults), faults
 
 
+@pytest.mark.slow
 def test_a_faulty_page_fails_the_tool(tmp_path: Path) -> None:
     done = run_tool(tmp_path, page().replace("### C7.", "### C6."), "def test_it():\n    assert True\n")
     assert done.returncode == 1

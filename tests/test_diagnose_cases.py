@@ -64,14 +64,8 @@ def test_what_is_told_is_one_sentence_with_evidence_and_a_remedy(case: Path) -> 
         assert len(finding.evidence) <= 16
 
 
-MADE = {"agent-fenced"}
-"""Causes whose rules are judged on made records alone, in `test_diagnose_restarts.py`."""
-
-
 def test_every_rule_has_a_recorded_run() -> None:
-    recorded = {expected(case)["cause"] for case in CASES}
-    assert causes_of_rules() == recorded | MADE
-    assert not recorded & MADE
+    assert causes_of_rules() == {expected(case)["cause"] for case in CASES}
 
 
 def test_every_cause_stands_in_the_page_for_users() -> None:

@@ -105,6 +105,7 @@ def test_evidence_survives_json() -> None:
     assert from_json(json.loads(json.dumps(as_json(found)))) == found
 
 
+@pytest.mark.slow
 @given(
     st.builds(
         Log,

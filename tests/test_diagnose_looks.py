@@ -165,6 +165,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_of_a_launcher_s_tree_each_rank_is_looked_at(tmp_path: Path) -> None:
     script = tmp_path / "launch.py"
     script.write_text(RANKED)
@@ -183,6 +184,7 @@ def test_of_a_launcher_s_tree_each_rank_is_looked_at(tmp_path: Path) -> None:
         launcher.wait()
 
 
+@pytest.mark.slow
 def test_processes_elsewhere_or_gone_are_told() -> None:
     assert "ask there" in read_processes(sys.executable, {0: ("another-host", 1)}, "")
     gone = subprocess.Popen(["true"])

@@ -333,3 +333,71 @@ def test_slurms_words_of_a_restart_that_failed_are_one_line(attempt: AttemptFold
 def test_paused_jobs_are_read_by_their_ids(tmp_path: Path) -> None:
     (tmp_path / "paused").write_text("7\n8_3\n")
     assert read_paused(RunFolder(tmp_path)) == ("7", "8_3")
+
+
+def killed_script(**more: Any) -> Evidence:
+    """The batch script was killed by KILL, whereupon Slurm ended both agents, which said so."""
+    nodes = tuple(
+        Node(rank, host, "ended", 143, "the command was ended by SIGTERM", True, command_started_at=10.0)
+        for rank, host in enumerate(("n1", "n2"))
+    )
+    fields = {"JobState": "FAILED", "Reason": "JobLaunchFailure", "ExitCode": "0:9", "BatchHost": "n1"}
+    steps = (Step("7", "FAILED", "0:9"), Step("7.batch", "CANCELLED", "0:9"), Step("7.0", "FAILED", "15:0"))
+    slurm = Slurm("7", "FAILED", fields=fields, steps=steps)
+    return run_of("FAILED", **{"nodes": nodes, "slurm": slurm, "code": 137, "stop_marker": True, **more})
+
+
+def test_a_killed_batch_script_is_told_with_its_signal() -> None:
+    (found,) = diagnose(killed_script())
+    assert found.cause == "agent-gone"
+    assert (
+        found.sentence == "its batch script on node 0 (n1) was killed by signal 9, so Slurm ended all nodes"
+    )
+    assert f"tp job retry {RUN}" in found.remedy
+
+
+def test_without_accounting_slurms_own_exit_code_tells_it() -> None:
+    case = killed_script()
+    (found,) = diagnose(dataclasses.replace(case, slurm=dataclasses.replace(case.slurm, steps=())))
+    assert "was killed by signal 9" in found.sentence
+
+
+def test_a_program_that_failed_by_itself_is_told_and_not_its_batch_script() -> None:
+    failed = (Node(0, "n1", "ended", 3, "the command ended with exit code 3", command_started_at=10.0),)
+    assert first(killed_script(nodes=failed)).cause == "command-failed"
+    assert first(killed_script(ended_at=90.0)).cause == "cannot-tell"
+
+
+LIMIT_MET = {"end": End(0, "walltime"), "code": 0, "stop_marker": True}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "cause"),
+    [
+        (run_of("CANCELLED", **LIMIT_MET), "walltime"),
+        (run_of("CANCELLED", **LIMIT_MET, restart=Restart("walltime", carried_out=True)), "cancelled"),
+        (run_of("CANCELLED", **LIMIT_MET, restart=Restart("walltime", error="no")), "restart-lost"),
+        (
+            run_of("COMPLETING", end=End(0, "walltime", not_restarted=NO_PROGRESS)),
+            "restarts-without-progress",
+        ),
+        (run_of("COMPLETING", paused=("7",)), "paused"),
+    ],
+)
+def test_a_run_that_saved_before_its_limit_has_one_finding(evidence: Evidence, cause: str) -> None:
+    log = Log(0, "n1", 100, 100, 5.0, tail=("saved",))
+    told = diagnose(dataclasses.replace(evidence, logs=(log,)))
+    assert [f.cause for f in told] == [cause]
+
+
+def test_a_run_that_is_asked_to_save_is_not_said_to_run_well_besides() -> None:
+    nodes = (Node(0, "n1", "running", command_started_at=10.0, beat_age_s=1.0),)
+    log = Log(0, "n1", 100, 100, 5.0, tail=("step 7",))
+    evidence = run_of("RUNNING", nodes=nodes, logs=(log,))
+    assert [f.cause for f in diagnose(evidence)] == ["no-log-call"]
+    assert [f.cause for f in diagnose(dataclasses.replace(evidence, stop_marker=True))] == ["saving"]
+
+
+def test_a_run_that_was_cleared_says_that_its_records_are_gone() -> None:
+    evidence = run_of("FAILED", nodes=(), code=3, reason="tp job gc left its outputs alone; out of luck")
+    assert "its records were cleared by tp job gc: it is FAILED" in first(evidence).sentence

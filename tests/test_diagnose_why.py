@@ -17,7 +17,7 @@ from tools.record_cases import FINAL, URL, Place
 from tuneplane.diagnose.case import read_case
 from tuneplane.diagnose.verdict import diagnose
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 FLAGS = ("--profile", "local", "--observability-url", URL)
 

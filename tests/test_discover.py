@@ -135,6 +135,17 @@ def test_of_many_partitions_one_with_gpus_that_the_user_may_use_is_chosen() -> N
     assert found["request_memory"] is True, "Slurm's default would give a quarter of the node"
 
 
+def test_a_short_kill_wait_shortens_the_grace_of_trainers() -> None:
+    def grace(config: str) -> list[object]:
+        return [
+            v.value for v in choose(read_site(site_texts(config=config)), HERE).values if "grace" in v.key
+        ]
+
+    assert grace(CONFIG + "KillWait                = 30 sec\n") == []
+    assert grace(CONFIG + "KillWait                = 12 sec\n") == [8]
+    assert grace(CONFIG + "KillWait                = 0 sec\n") == [1]
+
+
 def test_a_partition_of_cpus_is_described_when_asked_for() -> None:
     found = values(site_texts(), "cpu")
     assert (found["device"], found["gpus_per_node"], found["slurm.gpu_request"]) == ("cpu", 64, "none")
@@ -331,6 +342,7 @@ def test_on_a_machine_without_slurm_discover_says_so_and_writes_nothing(tmp_path
     assert not list(tmp_path.rglob("*.yaml"))
 
 
+@pytest.mark.slow
 def test_a_profile_without_slurm_has_nothing_to_check(tmp_path: Path) -> None:
     done = tp("cluster", "check", "local", home=tmp_path)
     assert done.returncode == 2

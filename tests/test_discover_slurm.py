@@ -67,8 +67,9 @@ def test_a_profile_that_slurm_would_not_take_fails_the_check_with_slurms_words(l
 
 def test_nothing_is_queued_by_a_check(lab: SlurmLab) -> None:
     lab.tp("cluster", "discover", "found")
-    before = lab.sh(["squeue", "--me", "-h"]).stdout
+    queued = ["squeue", "--me", "--noheader", "--format=%Z"]  # other tests have jobs of their own, elsewhere
     lab.tp("cluster", "check", "found")
-    assert lab.sh(["squeue", "--me", "-h"]).stdout == before
+    assert str(lab.base) not in lab.sh(queued).stdout
+    assert "check" not in lab.sh(["squeue", "--me", "--noheader", "--format=%j"]).stdout
     state = lab.bed.home(lab.user) / ".local" / "state" / "tuneplane"
     assert "check-" not in lab.sh(["ls", str(state)]).stdout

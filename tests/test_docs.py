@@ -123,6 +123,7 @@ def test_the_commands_of_a_page_run_and_print_what_it_shows(
         assert agrees(shown, printed), f"{where} shows\n" + "\n".join(shown) + f"\nand it printed\n{printed}"
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C14")
 def test_a_run_s_stdout_and_stderr_are_in_its_log_and_nothing_is_read_out_of_them(
     shell: dict[str, str], tmp_path: Path

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_tp import run_tp
 
 from tuneplane.discover.said import Said
 from tuneplane.discover.slurm import read_site
 from tuneplane.doctor.check import FAIL, OK, WARN, Check
-from tuneplane.doctor.cluster import look_at_interpreter, look_at_runtime, look_at_storage
+from tuneplane.doctor.cluster import look_at_interpreter, look_at_kill_wait, look_at_runtime, look_at_storage
 from tuneplane.doctor.limits import ASSOCIATION, QOS, look_at_limits, read_limits
 from tuneplane.doctor.node import judge_node, node_script, parse_report
 from tuneplane.kernel.errors import Fault, OperationError
@@ -54,15 +55,7 @@ class User:
         }
 
     def tp(self, *words: str, cwd: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "tuneplane.cli.main", *words],
-            env={**self.environ, **more},
-            cwd=cwd or self.home,
-            capture_output=True,
-            text=True,
-            timeout=100,
-            check=False,
-        )
+        return run_tp(words, cwd=cwd or self.home, env={**self.environ, **more}, timeout=100)
 
     def doctor(self, *words: str, code: int = 0, cwd: Path | None = None, **more: str) -> dict[str, Check]:
         done = self.tp("doctor", *words, "--json", cwd=cwd, **more)
@@ -168,6 +161,7 @@ def test_an_environment_that_leaves_no_registry_is_a_warning(user: User) -> None
     assert checks["image registries"].remedy == "unset TUNEPLANE_ALLOWED_IMAGE_REGISTRIES"
 
 
+@pytest.mark.slow
 @pytest.mark.contract("J")
 def test_in_a_lab_scaffolds_and_refused_operations_are_told_without_a_job(user: User) -> None:
     assert user.tp("init", "lab").returncode == 0
@@ -185,6 +179,7 @@ def test_in_a_lab_scaffolds_and_refused_operations_are_told_without_a_job(user: 
     assert "experiment first" not in user.doctor(cwd=lab)
 
 
+@pytest.mark.slow
 def test_a_lab_with_changes_that_a_submit_would_refuse_is_told_with_the_files(user: User) -> None:
     user.tp("init", "lab")
     lab = user.home / "lab"
@@ -405,6 +400,20 @@ def test_modules_are_loaded_on_the_node_as_a_run_loads_them(
         for check in judge_node(parse_report((tmp_path / "report").read_text()), config, 0.0)
     }
     assert (found["modules on node"].level, found["modules on node"].said) == (level, said)
+
+
+@pytest.mark.parametrize(
+    ("kill_wait", "grace_s", "remedy"),
+    [("30 sec", 20.0, None), ("10 sec", 20.0, "stop_grace_s: 6"), ("10 sec", 6.0, None), ("", 20.0, None)],
+)
+def test_a_slurm_that_kills_before_the_grace_is_over_is_told(
+    kill_wait: str, grace_s: float, remedy: str | None
+) -> None:
+    config = f"KillWait                = {kill_wait}\n" if kill_wait else ""
+    site = read_site(Said(config=config))
+    checks = look_at_kill_wait(site, dataclasses.replace(SLURM, stop_grace_s=grace_s))
+    assert [check.level for check in checks] == ([WARN] if remedy else [])
+    assert all(remedy in check.remedy for check in checks if remedy)
 
 
 def test_limits_are_told_by_what_has_them() -> None:

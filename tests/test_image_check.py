@@ -289,6 +289,7 @@ class TestByTheFakeEnroot:
         assert "fail       the image does not start (exit code 1): [ERROR] /no/such/shell" in done.output
 
 
+@pytest.mark.slow
 def test_of_an_image_that_hangs_nothing_goes_on_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,11 +15,12 @@ from pathlib import Path
 
 import pytest
 from registry_stub import Image, Stub, digest_of, fake_apptainer, index_of, layer_of, program, stub_registry
+from warm_tp import run_tp
 
 ROOT = Path(__file__).resolve().parents[1]
 URL = "https://tracker.example.org/x"
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 SITE = """\
 name: here
@@ -87,16 +88,7 @@ class Desk:
     def tp(
         self, *words: str | Path, cwd: Path | None = None, code: int = 0, **environ: str
     ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, "-m", "tuneplane.cli.main", *map(str, words)],
-            cwd=cwd or self.lab,
-            env={**self.environ, **environ},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_tp(words, cwd=cwd or self.lab, env={**self.environ, **environ})
         assert done.returncode == code, done.stdout + done.stderr
         return done
 
@@ -551,6 +543,7 @@ def test_where_only_the_job_reaches_the_registry_it_freezes_the_tag_too(desk: De
         "known = lambda host: '127.0.0.1' if host == 'registry.test' else host\n"
         "socket.getaddrinfo = lambda host, *rest, **more: real(known(host), *rest, **more)\n"
     )
+    program(desk.base / "slurm", "sbatch", "#!/bin/sh\nexit 1\n")
     path = f"{desk.base}/slurm:/usr/local/bin:/usr/bin:/bin"
     more = {"PATH": path, "REACHING": f"{reaching}:{ROOT}"}
     words = ["mlp", "--profile", "box:1", "--image", f"{host}/trainer:v1", "--observability-url", URL]

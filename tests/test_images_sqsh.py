@@ -120,6 +120,7 @@ def test_a_squashfs_is_made_by_enroot_of_what_was_checked(
     assert list((lab.base / "scratch").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_one_image_may_be_there_in_both_forms(stub: Stub, lab: ImageLab) -> None:
     name = stub.add(Image([layer_of({"x": b"x"})]), "v1")
     assert {pull(lab, f"{name}:v1").suffix, lab.pull(f"{name}:v1").path.suffix} == {".sqsh", ".sif"}

@@ -12,10 +12,12 @@ import pytest
 from click.testing import CliRunner, Result
 from hand_made import HandSlurm, attempt, slurm_run, submit
 
+from tuneplane.cli.clear import parse_age
 from tuneplane.cli.job import job_command
 from tuneplane.cli.lab import new_command
 from tuneplane.cli.show import cut
 from tuneplane.kernel.errors import TunePlaneError
+from tuneplane.kernel.files import write_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.runs.index import find_run
 
@@ -149,7 +151,14 @@ def test_stop_says_what_it_did(tmp_path: Path, slurm: HandSlurm, tp: Tp) -> None
     assert json.loads(tp("stop", run.run_id, "--json").stdout)["done"] == []
 
 
-@pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "３d", "1y", "999999d"])
+@pytest.mark.parametrize(
+    ("age", "seconds"), [("30m", 1800), ("12h", 43_200), ("7d", 604_800), ("8w", 4_838_400), ("0m", 0)]
+)
+def test_an_age_is_said_in_minutes_hours_days_or_weeks(age: str, seconds: float) -> None:
+    assert parse_age(age) == seconds
+
+
+@pytest.mark.parametrize("age", ["", "30", "d", "-1d", "1.5d", "３d", "1y", "999999d", "30s", "30M"])
 def test_an_age_that_is_none_is_told(run: RunFolder, tp: Tp, age: str) -> None:
     done = tp("gc", "--older-than", age)
     assert isinstance(done.exception, TunePlaneError) and "is no age" in str(done.exception)
@@ -163,6 +172,61 @@ def test_gc_lists_first_and_removes_with_yes(run: RunFolder, tp: Tp) -> None:
     assert json.loads(tp("gc", "--yes", "--json").stdout)["items"][0]["name"] == run.run_id
     assert not run.path.exists()
     assert tp("gc").stdout == "nothing to remove\n"
+
+
+@pytest.fixture
+def cleared(run: RunFolder, tp: Tp) -> RunFolder:
+    """A run of which `tp job gc` left the outputs."""
+    (run.out / "model").write_text("w")
+    tp("gc", "--yes")
+    assert not run.script.exists()
+    return run
+
+
+@pytest.mark.parametrize("command", ["resume", "retry"])
+def test_a_cleared_run_cannot_go_on_and_nothing_else_is_named(
+    cleared: RunFolder, tp: Tp, command: str
+) -> None:
+    told = tp(command, cleared.run_id).exception
+    assert isinstance(told, TunePlaneError)
+    assert [(f.what, f.remedy) for f in told.faults] == [
+        (
+            f"{cleared.run_id} was cleared by tp job gc: its code and its script are gone",
+            "submit the experiment again",
+        )
+    ]
+
+
+@pytest.mark.parametrize("words", [(), ("--attempt", "0"), ("--node", "n1"), ("-f",)])
+def test_the_log_of_a_cleared_run_is_said_to_be_cleared(
+    cleared: RunFolder, tp: Tp, words: tuple[str]
+) -> None:
+    done = tp("logs", cleared.run_id, *words)
+    assert (
+        f"what it printed was cleared by tp job gc; its outputs are left: {cleared.path}/out" in done.stderr
+    )
+    assert "yet" not in done.stderr
+
+
+def test_a_node_whose_agent_was_killed_is_lost_once_its_run_has_ended(
+    tmp_path: Path, tp: Tp, slurm: HandSlurm
+) -> None:
+    run = slurm_run(tmp_path / "tuneplane", 3)
+    submit(run, "43")
+    attempt(run, 0, "43", end={"code": 137, "for_good": True, "reason": "killed"})
+    nodes = [("running", None), ("ended", 143), ("ending", 143)]
+    for rank, (state, code) in enumerate(nodes):
+        value = {"rank": rank, "host": f"n{rank}", "state": state, "code": code}
+        write_json(run.attempt(0).node_record(rank), value)
+        run.attempt(0).node_beat(rank).touch()
+    said = json.loads(tp("status", run.run_id, "--json").stdout)
+    assert said["state"] == "FAILED"
+    assert [node["state"] for node in said["nodes"]] == ["lost", "ended", "ended"]
+    assert "running" not in tp("status", run.run_id).stdout
+    run.attempt(0).end.unlink()
+    slurm.jobs({"43": "RUNNING"})
+    said = json.loads(tp("status", run.run_id, "--json").stdout)
+    assert [node["state"] for node in said["nodes"]] == ["running", "ended", "ending"]
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,7 @@ def test_a_malformed_marker_is_named_with_its_line(tmp_path: Path, text: str, li
     assert words in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_marker_that_is_empty_latin1_or_huge_is_refused(tmp_path: Path) -> None:
     marker = tmp_path / "tuneplane.yaml"
     for content, words in (

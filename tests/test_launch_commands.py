@@ -171,9 +171,12 @@ def test_an_estimate_is_one_line_and_never_an_error(program: Program) -> None:
         "sbatch",
         "sys.exit('sbatch: Job 7 to start at 2026-01-14T09:30:12 using 64 processors on nodes n[1-2]')",
     )
-    assert estimate_start(Path("x")) == (
-        "Job 7 to start at 2026-01-14T09:30:12 using 64 processors on nodes n[1-2]"
+    assert estimate_start(Path("x")) == "2026-01-14 09:30:12 on n[1-2]"
+    program(
+        "sbatch",
+        "sys.exit('sbatch: Job 7 to start at 2026-01-14T09:30:12 using 8 processors on nodes n1 in partition a')",
     )
+    assert estimate_start(Path("x")) == "2026-01-14 09:30:12 on n1, partition a"
     program(
         "sbatch", "sys.exit('sbatch: error: QOSMaxGRESPerUser\\nallocation failure: Job violates limits')"
     )

@@ -117,7 +117,7 @@ def test_the_environment_is_the_documented_list_and_no_more(lab: SlurmLab) -> No
         v.name for v in env.VARIABLES if v.when in (env.ALWAYS, env.INGEST, env.URL, env.SLURM, env.GPU)
     }
     assert unconditional <= set(values), unconditional - set(values)
-    allowed = {v.name for v in env.VARIABLES if v.when not in (env.PLATFORM, env.BARE, env.LATER)}
+    allowed = {v.name for v in env.VARIABLES if v.when not in (env.PLATFORM, env.BARE, env.BRIDGE)}
     patterns = [re.compile(name.replace("*", ".*")) for name in allowed]
     # What the shell and the container runtime themselves add, as docs/environment.md says.
     own = {"PWD", "SHLVL", "_", "OLDPWD", "PATH", "LD_LIBRARY_PATH", "PROMPT_COMMAND", "PS1"}

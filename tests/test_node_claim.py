@@ -7,8 +7,10 @@ import json
 import os
 import stat
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from run_fixture import PYTHON, Run, make_run, wait_until
 from small_disk import run_on_small_disk
 
 from tuneplane.kernel.process import start_ticks
+from tuneplane.node.silence import fenced_after_s
 from tuneplane.spec import Restart, dump
 
 HERE = os.uname().nodename
@@ -31,6 +34,32 @@ def run(tmp_path: Path) -> Iterator[Run]:
     made.squeue_says("RUNNING")
     yield made
     made.kill_all()
+
+
+@pytest.fixture
+def brisk(tmp_path: Path) -> Iterator[Run]:
+    """Its agents beat twice a second, so that a claim that looks for life need not look long."""
+    made = make_run(tmp_path, "echo hello", heartbeat_s=0.5)
+    yield made
+    made.kill_all()
+
+
+@contextmanager
+def beating(run: Run) -> Iterator[None]:
+    """A node of attempt 0 gives signs of life meanwhile."""
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(0.1):
+            run.attempt().node_beat(0).touch()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def refusal(done: subprocess.CompletedProcess[str]) -> str:
@@ -143,16 +172,30 @@ def test_an_attempt_that_left_no_end_is_over_where_slurm_says_so(run: Run, state
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", ""])
-def test_a_node_that_slurm_lost_may_still_run_it_and_its_heartbeat_tells(run: Run, state: str) -> None:
-    run.claimed(job_id=1)
-    change_start(run, host="another")
-    run.squeue_says(state)
-    run.attempt().node_beat(0).touch()
-    silence(run, 3600)
-    run.attempt().node_beat(0).touch()
-    assert "its last sign of life is " in refusal(run.claim(job_id=2))
-    silence(run, 3600)
-    assert run.claimed(job_id=2) == 1
+def test_a_node_that_slurm_lost_may_still_run_it_and_its_heartbeat_tells(brisk: Run, state: str) -> None:
+    brisk.claimed(job_id=1)
+    change_start(brisk, host="another")
+    brisk.squeue_says(state)
+    with beating(brisk):
+        assert "its last sign of life is " in refusal(brisk.claim(job_id=2))
+    silence(brisk, 3600)
+    assert brisk.claimed(job_id=2) == 1
+
+
+@pytest.mark.slow
+def test_a_start_soon_after_a_lost_attempt_waits_until_that_surely_has_ended(brisk: Run) -> None:
+    """By then the nodes that were cut off have ended their ranks themselves."""
+    brisk.claimed(job_id=1)
+    change_start(brisk, host="another")
+    brisk.squeue_says("NODE_FAIL")
+    fenced_s = fenced_after_s(0.5)
+    silence(brisk, fenced_s - 3)
+    done = brisk.claim(job_id=2)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("1 ")
+    assert "attempt 0 is lost, and its last sign of life is " in done.stderr
+    claimed_at = brisk.attempt(1).start.stat().st_mtime
+    assert claimed_at - brisk.attempt(0).start.stat().st_mtime > fenced_s
 
 
 def test_slurm_that_forgot_the_job_says_so_in_its_own_way(run: Run) -> None:
@@ -164,16 +207,15 @@ def test_slurm_that_forgot_the_job_says_so_in_its_own_way(run: Run) -> None:
 
 
 @pytest.mark.parametrize("missing", [True, False])
-def test_where_slurm_cannot_be_asked_the_heartbeat_decides(run: Run, missing: bool) -> None:
-    run.claimed(job_id=1)
-    change_start(run, host="another")
-    if missing:
-        (run.bin / "squeue").unlink()
-    else:
-        run.squeue_fails()
-    assert "last sign of life is " in refusal(run.claim(job_id=2))
-    silence(run, 3600)
-    assert run.claimed(job_id=2) == 1
+def test_where_slurm_cannot_be_asked_the_heartbeat_decides(brisk: Run, missing: bool) -> None:
+    brisk.claimed(job_id=1)
+    change_start(brisk, host="another")
+    if not missing:
+        brisk.squeue_fails()
+    with beating(brisk):
+        assert "last sign of life is " in refusal(brisk.claim(job_id=2))
+    silence(brisk, 3600)
+    assert brisk.claimed(job_id=2) == 1
 
 
 def test_the_heartbeat_of_a_node_that_has_ended_is_no_sign_of_life(run: Run) -> None:
@@ -186,25 +228,26 @@ def test_the_heartbeat_of_a_node_that_has_ended_is_no_sign_of_life(run: Run) -> 
     assert run.claimed(job_id=2) == 1
 
 
-def test_a_storage_whose_clock_is_far_off_deceives_nobody(run: Run, tmp_path: Path) -> None:
+def test_a_storage_whose_clock_is_far_off_deceives_nobody(brisk: Run) -> None:
     """A heartbeat is compared with the storage's own now: here both are years away from the host's."""
+    run = brisk
     run.claimed(job_id=1)
     change_start(run, host="another")
     run.squeue_fails()
-    silence(run, 0.1)
     # The host's clock goes wrong instead of the storage's: time.time() as the kernel sees it is moved.
     script = (
         "import sys, time; sys.path.insert(0, sys.argv[1]); real = time.time; time.time = lambda: real() + 1e8;"
         "sys.argv = sys.argv[1:]; from tuneplane.node.main import main; sys.exit(main())"
     )
-    done = subprocess.run(
-        [PYTHON, "-I", "-S", "-c", script, str(run.folder.kernel), "claim", str(run.path), HERE],
-        env=run.environment(job_id=2),
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
+    with beating(run):
+        done = subprocess.run(
+            [PYTHON, "-I", "-S", "-c", script, str(run.folder.kernel), "claim", str(run.path), HERE],
+            env=run.environment(job_id=2),
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
     assert "last sign of life is " in refusal(done)
 
 
@@ -236,12 +279,13 @@ def may_restart(run: Run) -> None:
     run.folder.job.write_text(dump(dataclasses.replace(run.job, spec=spec)))
 
 
-def test_the_script_run_twice_inside_one_job_is_no_requeue(run: Run) -> None:
+def test_the_script_run_twice_inside_one_job_is_no_requeue(brisk: Run) -> None:
     """`bash job.sbatch` twice in one salloc: the same job id, and Slurm restarted nothing."""
-    run.claimed(job_id=1)
-    assert refusal(run.claim(job_id=1)) == still_running(run, "Slurm job 1 runs it")
-    change_start(run, host="another")
-    assert "last sign of life" in refusal(run.claim(job_id=1))
+    brisk.claimed(job_id=1)
+    assert refusal(brisk.claim(job_id=1)) == still_running(brisk, "Slurm job 1 runs it")
+    change_start(brisk, host="another")
+    with beating(brisk):
+        assert "last sign of life" in refusal(brisk.claim(job_id=1))
 
 
 def test_elements_of_an_array_are_jobs_of_their_own(run: Run) -> None:
@@ -251,6 +295,7 @@ def test_elements_of_an_array_are_jobs_of_their_own(run: Run) -> None:
     assert [p.name for p in run.folder.submissions.iterdir()] == ["70_3.json"]
 
 
+@pytest.mark.slow
 def test_a_pid_that_another_process_has_now_is_not_the_former_start(run: Run) -> None:
     run.claimed(job_id=None)
     ticks = start_ticks(os.getpid())
@@ -261,12 +306,13 @@ def test_a_pid_that_another_process_has_now_is_not_the_former_start(run: Run) ->
     assert run.claimed(job_id=None) == 1
 
 
-def test_a_local_run_of_another_machine_is_judged_by_its_heartbeat(run: Run) -> None:
-    run.claimed(job_id=None)
-    change_start(run, host="login2", pid=1)
-    assert "last sign of life" in refusal(run.claim(job_id=None))
-    silence(run, 3600)
-    assert run.claimed(job_id=None) == 1
+def test_a_local_run_of_another_machine_is_judged_by_its_heartbeat(brisk: Run) -> None:
+    brisk.claimed(job_id=None)
+    change_start(brisk, host="login2", pid=1)
+    with beating(brisk):
+        assert "last sign of life" in refusal(brisk.claim(job_id=None))
+    silence(brisk, 3600)
+    assert brisk.claimed(job_id=None) == 1
 
 
 def test_a_crash_in_the_middle_of_a_claim_blocks_nobody(run: Run) -> None:
@@ -278,12 +324,13 @@ def test_a_crash_in_the_middle_of_a_claim_blocks_nobody(run: Run) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "not json", '{"pid": "x", "slurm_job_id": null}'])
-def test_a_broken_note_of_the_last_start_is_no_traceback(run: Run, text: str) -> None:
-    run.claimed(job_id=1)
-    run.attempt().start.write_text(text)
-    assert "last sign of life" in refusal(run.claim(job_id=2))
-    silence(run, 3600)
-    assert run.claimed(job_id=2) == 1
+def test_a_broken_note_of_the_last_start_is_no_traceback(brisk: Run, text: str) -> None:
+    brisk.claimed(job_id=1)
+    brisk.attempt().start.write_text(text)
+    with beating(brisk):
+        assert "last sign of life" in refusal(brisk.claim(job_id=2))
+    silence(brisk, 3600)
+    assert brisk.claimed(job_id=2) == 1
 
 
 def test_an_attempt_folder_that_somebody_emptied_blocks_nobody(run: Run) -> None:
@@ -392,6 +439,7 @@ def test_a_full_disk_refuses_the_start_and_leaves_nothing(run: Run, tmp_path: Pa
     assert done.stdout == ""  # no attempt, nor half of one
 
 
+@pytest.mark.slow
 def test_an_attempts_folder_is_as_open_as_the_run_folder(tmp_path: Path) -> None:
     for mode in (0o700, 0o750):
         run = make_run(tmp_path, "echo hello", mode=mode, number=mode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,11 +21,11 @@ from tuneplane.kernel.files import create_once, write_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.node import fence as fences
 from tuneplane.node.ending import Ending
-from tuneplane.node.fence import FENCE_GRACE_S, Fence, fenced_after_s, silent
-from tuneplane.node.outcome import silence_sentence
+from tuneplane.node.fence import PULSES_A_BEAT, Fence
 from tuneplane.node.process import catches
 from tuneplane.node.pulse import Pulse, Silence
 from tuneplane.node.signals import Signals
+from tuneplane.node.silence import FENCE_GRACE_S, fenced_after_s, silence_sentence, silent
 
 
 @pytest.mark.parametrize(
@@ -99,6 +100,44 @@ def test_a_node_that_ends_by_itself_says_so(port: int) -> None:
     wait_until(lambda: head.ended == {1}, "the head knows")
     head.say_ended()
     wait_until(lambda: peer.ended == {0}, "the peer knows")
+
+
+def test_a_network_that_loses_most_datagrams_brings_enough(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of five are lost, each way: neither is ever silent for as long as three heartbeats."""
+    rng, hear = random.Random(4), Pulse._hear
+    monkeypatch.setattr(Pulse, "_hear", lambda p, m: hear(p, m) if rng.random() < 0.4 else None)
+    head = Pulse(0, [1], "127.0.0.1", port, "key", 0.02)
+    peer = Pulse(1, [0], "127.0.0.1", port, "key", 0.02)
+    for pulse in (head, peer):
+        pulse.start()
+    wait_until(lambda: head.silences_s()[1] is not None, "the head hears its peer")
+    wait_until(lambda: peer.silences_s()[0] is not None, "the peer hears its head")
+    longest = 0.0
+    for _ in range(150):
+        time.sleep(0.02)
+        longest = max(longest, head.silences_s()[1] or 0.0, peer.silences_s()[0] or 0.0)
+    assert longest < 3 * PULSES_A_BEAT * 0.02
+
+
+def test_a_host_is_reached_where_it_answers_and_not_where_it_does_not() -> None:
+    """It refuses the connection, which is an answer; one whose queue is full answers nothing at all."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        address = listener.getsockname()
+        peer = Pulse(1, [0], *address, "key", 0.05)
+        assert peer.reach([0], 1.0) == {0}
+        listener.listen(0)
+        waiting = [socket.socket() for _ in range(3)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(address)
+        begun = time.monotonic()
+        assert peer.reach([0], 0.3) == set()
+        assert time.monotonic() - begun < 1.0
+        for one in waiting:
+            one.close()
 
 
 def test_garbage_on_the_port_changes_nothing(port: int) -> None:
@@ -238,6 +277,7 @@ def test_a_node_that_falls_silent_is_noted_by_node_0(watch: Watch, port: int, tm
     assert not fence.declare(), "it is noted once"
 
 
+@pytest.mark.slow
 def test_a_node_that_ended_by_itself_is_not_missed(watch: Watch, port: int, tmp_path: Path) -> None:
     fence, signals = watch(0)
     peer = Pulse(1, [0], "127.0.0.1", port, "key", 0.02)
@@ -264,6 +304,7 @@ def test_a_node_that_fenced_itself_is_missed_whatever_it_wrote(
     wait_until(lambda: bool(signals.cut), "node 0 notices")
 
 
+@pytest.mark.slow
 def test_where_the_network_lets_nothing_through_the_heartbeat_files_tell(
     watch: Watch, tmp_path: Path
 ) -> None:

@@ -56,6 +56,7 @@ def beats_of(path: Path, for_s: float) -> list[float]:
     return list(seen)
 
 
+@pytest.mark.slow
 def test_a_heartbeat_is_written_in_place_and_regular(make: MakeRun) -> None:
     run = make("echo training; sleep 1000", heartbeat_s=0.25)
     agent = run.start_node(run.claimed())
@@ -71,6 +72,7 @@ def test_a_heartbeat_is_written_in_place_and_regular(make: MakeRun) -> None:
     assert beats_of(beat, 0.6) == [beat.stat().st_mtime]  # none after the end
 
 
+@pytest.mark.slow
 def test_slow_writes_do_not_shift_the_beat(attempt: AttemptFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     at: list[float] = []
 
@@ -86,6 +88,7 @@ def test_slow_writes_do_not_shift_the_beat(attempt: AttemptFolder, monkeypatch: 
     assert 1.9 < at[10] - at[0] < 2.6  # ten intervals, not ten intervals and ten writes
 
 
+@pytest.mark.slow
 def test_a_stalled_storage_delays_no_signal_and_the_record_follows(
     make_on_disk: MakeRun, tmp_path: Path
 ) -> None:
@@ -116,6 +119,7 @@ def test_a_stalled_storage_delays_no_signal_and_the_record_follows(
     assert (record["state"], record["code"], record["told_to_stop"]) == ("ended", 7, True)
 
 
+@pytest.mark.slow
 def test_the_heartbeat_goes_on_after_a_stall(make_on_disk: MakeRun, tmp_path: Path) -> None:
     run = make_on_disk("echo training; sleep 1000", heartbeat_s=0.25)
     agent = run.start_node(run.claimed())
@@ -144,6 +148,7 @@ def fill(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_exit_record_is_written_on_a_full_disk_too(make_on_disk: MakeRun, tmp_path: Path) -> None:
     run = make_on_disk(f"echo training; until [ -e {tmp_path}/full ]; do sleep 0.05; done; exit 9")
     agent = run.start_node(run.claimed())
@@ -163,6 +168,7 @@ def test_the_exit_record_is_written_on_a_full_disk_too(make_on_disk: MakeRun, tm
     assert run.end_of()["code"] == 9
 
 
+@pytest.mark.slow
 def test_an_exit_record_that_finds_no_room_at_first_is_tried_for_a_while(
     attempt: AttemptFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

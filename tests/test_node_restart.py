@@ -289,6 +289,7 @@ def test_a_chain_is_no_longer_than_max_restarts(run: Run) -> None:
     assert run.end_of()["not_restarted"] == "restarts are off (max_restarts is 0)"
 
 
+@pytest.mark.slow
 def test_a_requeue_by_slurm_itself_is_refused_beyond_it(run: Run) -> None:
     goes_on(run, most=1)
     end(run)

@@ -267,6 +267,7 @@ SURVIVORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SURVIVORS)
 @pytest.mark.parametrize("code", [0, 3])
 def test_what_the_command_left_running_ends_with_it(make: MakeRun, kind: str, code: int) -> None:
@@ -278,6 +279,7 @@ def test_what_the_command_left_running_ends_with_it(make: MakeRun, kind: str, co
     assert run.left_in_scratch() == []
 
 
+@pytest.mark.slow
 def test_what_was_left_running_may_still_finish_its_work(make: MakeRun) -> None:
     """An upload in the background that ends properly on TERM."""
     run = make(

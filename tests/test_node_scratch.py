@@ -201,6 +201,7 @@ def test_a_note_of_the_start_keeps_every_byte_and_is_read_by_its_owner_alone(tmp
         read_launch(tmp_path / "link")
 
 
+@pytest.mark.slow
 def test_an_attempts_folder_is_gone_after_a_signal_that_nobody_handles(make: MakeRun) -> None:
     """QUIT ends the agent as KILL does: the next one on this node finds what it left."""
     run = make("echo training; sleep 1000")

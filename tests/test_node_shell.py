@@ -52,6 +52,7 @@ def test_its_command_is_taken_word_by_word_and_its_code_is_kept(run: Run) -> Non
     assert (done.returncode, done.stdout) == (7, "".join(f"<{w}>" for w in words))
 
 
+@pytest.mark.slow
 def test_without_a_command_it_is_an_interactive_bash(run: Run) -> None:
     done = run.call("shell", str(run.path), "0", "0")  # whose input is at its end
     assert done.returncode == 0
@@ -66,6 +67,7 @@ def test_a_program_that_is_not_there_is_one_sentence(run: Run) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_run_it_says_so(run: Run) -> None:
     done = run.call("shell", str(run.path), "0", "1", "true")
     assert done.returncode == 1

@@ -14,6 +14,8 @@ import pytest
 from interpreters import pythons
 from run_fixture import PYTHON, Run, runs_below, wait_until
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
 MakeRun = Callable[..., Run]
 
 SAVING = """

@@ -135,18 +135,6 @@ def test_finish_is_not_the_end_of_logging(job: ReportJob) -> None:
     assert list(job.metrics().series["a"].values) == [1, 2] and job.metrics().gaps == 0
 
 
-def test_monitoring_hardware_is_answered_honestly(job: ReportJob) -> None:
-    done = job.run(
-        """
-        from tuneplane.report import init
-        init(monitor_hardware=True); init(monitor_hardware=True)
-        """
-    )
-    assert done.stderr == (
-        "tuneplane: monitor_hardware=True: this version samples no hardware; everything else is reported\n"
-    )
-
-
 def test_the_first_line_says_whose_file_it_is_and_only_the_user_may_read_it(job: ReportJob) -> None:
     job.run("from tuneplane.report import log; log({'a': 1})", TUNEPLANE_JOB_ATTEMPT="2")
     (path,) = job.ingest.iterdir()

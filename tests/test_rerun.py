@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,13 +12,14 @@ from typing import Any
 
 import pytest
 from hand_made import slurm_run
+from warm_tp import run_tp
 
 from tuneplane.kernel.errors import UsageError
 from tuneplane.packaged import packaged_configs
 from tuneplane.recipes.catalog import load_catalog
 from tuneplane.rerun import plan
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
 URL = ("--observability-url", "https://tracker.example.org")
 TRAIN = '#!/bin/bash\ncat "$TUNEPLANE_PARAMS_FILE"; ls\n'
@@ -56,15 +56,7 @@ class Newcomer:
         subprocess.run(["git", *words], cwd=self.lab, env=self.environment({}), check=True, timeout=30)
 
     def tp(self, *words: str, code: int = 0, cwd: Path | None = None, **more: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "tuneplane.cli.main", *words],
-            cwd=cwd or self.lab,
-            env=self.environment(more),
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        done = run_tp(words, cwd=cwd or self.lab, env=self.environment(more))
         assert done.returncode == code, done.stderr + done.stdout
         assert "Traceback" not in done.stderr
         return done.stdout if code == 0 else done.stderr

@@ -178,6 +178,7 @@ def test_another_users_run_is_untouched(ended: RunFolder) -> None:
     assert look(older_s=0.0) == Looked()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_started_meanwhile_is_left(ended: RunFolder) -> None:
     (item,) = look().items
     with starting(ended), pytest.raises(OperationError, match="being started"):

@@ -296,6 +296,7 @@ def test_a_secrets_file_that_cannot_be_read_masks_nothing_and_is_no_error(run: R
     assert known(run) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C11")
 def test_no_half_of_a_secret_is_shown_where_a_huge_line_is_cut(run: RunFolder) -> None:
     put_secrets(run, HF_TOKEN=SECRET)

@@ -41,6 +41,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TUNEPLANE_CONFIG_DIR", str(tmp_path))
+    for module in ("stop", "pause"):
+        monkeypatch.setattr(f"tuneplane.runs.{module}.POLL_S", 0.05)
     return tmp_path
 
 
@@ -67,6 +69,7 @@ def local(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 # A stop that is sure
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C46")
 def test_a_job_that_comes_back_while_it_is_ended_is_ended_again(run: RunFolder, slurm: HandSlurm) -> None:
     """Its script had asked for the requeue a moment before it could read that the run is stopped."""
@@ -84,6 +87,7 @@ def test_a_job_that_comes_back_while_it_is_ended_is_ended_again(run: RunFolder, 
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C46")
 @pytest.mark.parametrize("noted", [True, False])
 def test_a_successor_that_is_submitted_while_its_run_is_ended_is_ended_too(
@@ -100,6 +104,7 @@ def test_a_successor_that_is_submitted_while_its_run_is_ended_is_ended_too(
     assert run.stopped.read_text() == "42\n43\n"
 
 
+@pytest.mark.slow
 def test_the_array_of_an_element_is_never_cancelled(run: RunFolder, slurm: HandSlurm) -> None:
     (slurm.folder / "folder").write_text("/where/the/array/was/submitted")
     submit(run, "42_1")
@@ -116,6 +121,7 @@ def test_a_bare_number_of_an_array_stops_nobody(run: RunFolder, slurm: HandSlurm
     assert slurm.asked("scancel") == []
 
 
+@pytest.mark.slow
 def test_slurm_that_falls_silent_meanwhile_is_asked_again_and_the_note_stays(
     run: RunFolder, slurm: HandSlurm
 ) -> None:
@@ -139,6 +145,7 @@ def test_slurm_that_falls_silent_meanwhile_is_asked_again_and_the_note_stays(
     assert run.stopped.read_text() == "42\n"
 
 
+@pytest.mark.slow
 def test_a_stop_of_a_paused_run_and_of_one_that_waits_to_go_on_is_for_good(
     run: RunFolder, slurm: HandSlurm
 ) -> None:
@@ -192,6 +199,7 @@ def test_a_job_that_begins_while_it_is_to_be_held_is_asked_to_save(run: RunFolde
     assert slurm.asked("scancel") == ["scancel --signal=USR2 --batch 42"]
 
 
+@pytest.mark.slow
 def test_a_job_whose_script_has_not_come_so_far_gets_no_signal(run: RunFolder, slurm: HandSlurm) -> None:
     """It would end before it could say a word."""
     submit(run, "42")
@@ -203,6 +211,7 @@ def test_a_job_whose_script_has_not_come_so_far_gets_no_signal(run: RunFolder, s
     assert run.attempt(0).stop_marker.exists()
 
 
+@pytest.mark.slow
 def test_a_pause_that_slurm_refuses_leaves_no_note(run: RunFolder, slurm: HandSlurm) -> None:
     submit(run, "42")
     slurm.jobs({"42": "PENDING Priority"})
@@ -331,6 +340,7 @@ def test_a_job_whose_script_never_begins_is_not_said_to_be_asked(
 # One start at a time
 
 
+@pytest.mark.slow
 def test_a_second_start_is_told_who_is_at_it(run: RunFolder, slurm: HandSlurm) -> None:
     submit(run, "42")
     attempt(run, 0, "42", end={"code": 1, "for_good": True})
@@ -426,6 +436,7 @@ def test_a_local_run_that_waits_for_its_share_is_ended_and_resume_starts_it(
     assert len(read_submissions(second.folder)) == 2
 
 
+@pytest.mark.slow
 def test_a_local_run_that_hears_nothing_is_told_to_be_still_there(local: Callable[..., Run]) -> None:
     run = local("trap '' USR2; echo begun; sleep 300")
     start_local(run.folder)

@@ -134,6 +134,7 @@ def test_a_full_disk_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> Non
 plain = st.none() | st.booleans() | st.integers() | st.text()
 
 
+@pytest.mark.slow
 @given(st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_json_is_utf8_and_reads_as_it_was(value: Any) -> None:
     assert json.loads(json_text(value).encode("utf-8")) == value

@@ -17,6 +17,7 @@ from run_fixture import Run, runs_below, wait_until
 from tuneplane.kernel.files import write_atomic, write_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import read_submissions, record_submission
+from tuneplane.runs.causes import on_node
 from tuneplane.runs.state import FINAL, RunState, read_state, read_states
 
 pytestmark = pytest.mark.timeout(120)
@@ -248,6 +249,7 @@ def test_an_end_that_was_never_written_is_told_by_the_nodes(
 # Ends from outside
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slurm_state", "reason"),
     [
@@ -293,6 +295,7 @@ def test_a_run_at_its_limit_without_accounting_is_known_to_have_been_asked_to_en
     assert reason == "the command was ended by SIGTERM (exit code 143) on n1"
 
 
+@pytest.mark.slow
 def test_a_run_that_saved_as_it_was_asked_is_not_at_its_end(make: MakeRun, slurm: Slurm) -> None:
     run = make('until [ -e "$TUNEPLANE_STOP_FILE" ]; do sleep 0.05; done')
     record_submission(run.folder, "4242", "tp")
@@ -310,6 +313,7 @@ def test_a_run_that_saved_as_it_was_asked_is_not_at_its_end(make: MakeRun, slurm
     )
 
 
+@pytest.mark.slow
 def test_a_failure_of_its_own_comes_before_the_cancelling_that_followed(make: MakeRun, slurm: Slurm) -> None:
     run = make(FAIL)
     record_submission(run.folder, "4242", "tp")
@@ -318,6 +322,7 @@ def test_a_failure_of_its_own_comes_before_the_cancelling_that_followed(make: Ma
     assert told(read_state(run.folder))[:2] == ("FAILED", 3)
 
 
+@pytest.mark.slow
 def test_memory_is_told_by_slurm_with_the_trainers_own_code(make: MakeRun, slurm: Slurm) -> None:
     run = make("kill -9 $$")
     record_submission(run.folder, "4242", "tp")
@@ -408,6 +413,24 @@ def test_a_job_that_completed_without_a_record_of_ours(make: MakeRun, slurm: Slu
     assert told(read_state(run.folder)) == ("COMPLETED", 0, "")
 
 
+def test_a_run_that_saved_onto_a_full_disk_is_told_with_what_goes_on(make: MakeRun, slurm: Slurm) -> None:
+    """Its nodes ended well, its end could not be written, and so the script left with 75."""
+    run = make("true")
+    record_submission(run.folder, "4242", "tp")
+    run.node(run.claimed())
+    slurm.queue("4242|FAILED|n1|NonZeroExitCode")
+    goes_on = f"it saved and ended, which could not be noted; tp job resume {run.folder.run_id} goes on"
+    slurm.books("4242|FAILED|75:0|n1|None")
+    assert told(read_state(run.folder)) == ("FAILED", 75, goes_on)
+    slurm.books(refuses="Slurm accounting storage is disabled")
+    assert told(read_state(run.folder)) == ("FAILED", None, goes_on)
+
+
+def test_a_reason_with_a_remedy_names_its_node_before_it() -> None:
+    assert on_node("it is not there\n  → make it", "n1") == "it is not there on n1\n  → make it"
+    assert on_node("n1 has been silent", "n1") == "n1 has been silent"
+
+
 # Nobody knows
 
 
@@ -462,6 +485,7 @@ def test_accounting_that_was_not_told_of_an_end_makes_no_run_run(make: MakeRun, 
 # Several starts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waiting", ["PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "CONFIGURING"])
 def test_a_requeued_run_waits_whatever_its_former_attempt_left(
     make: MakeRun, slurm: Slurm, waiting: str
@@ -476,6 +500,7 @@ def test_a_requeued_run_waits_whatever_its_former_attempt_left(
     assert (state.attempt, state.attempts) == (0, 1)
 
 
+@pytest.mark.slow
 def test_a_second_attempt_that_waits_while_the_first_has_ended(make: MakeRun, slurm: Slurm) -> None:
     run = make(FAIL)
     record_submission(run.folder, "4242", "tp")
@@ -487,6 +512,7 @@ def test_a_second_attempt_that_waits_while_the_first_has_ended(make: MakeRun, sl
     assert (state.job_id, state.attempts, state.nodes, state.ended_at) == ("4250", 1, [], None)
 
 
+@pytest.mark.slow
 def test_the_last_attempt_speaks_for_the_run(make: MakeRun, slurm: Slurm) -> None:
     run = make('[ "$TUNEPLANE_JOB_ATTEMPT" = 1 ]')
     record_submission(run.folder, "4242", "tp")
@@ -527,6 +553,7 @@ def test_a_start_by_hand_that_was_refused_after_the_end_changes_nothing(make: Ma
     assert told(read_state(run.folder)) == ("COMPLETED", 0, "")
 
 
+@pytest.mark.slow
 def test_a_retry_that_failed_before_its_attempt_is_told(make: MakeRun, slurm: Slurm) -> None:
     run = make(FAIL)
     record_submission(run.folder, "4242", "tp")
@@ -566,6 +593,7 @@ def local(make: MakeRun, slurm: Slurm) -> MakeRun:
     return make_local
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C47")
 def test_a_local_run_is_known_without_slurm(local: MakeRun, slurm: Slurm) -> None:
     run = local("echo begun; sleep 60")
@@ -672,6 +700,7 @@ DAMAGE: dict[str, dict[str, bytes]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGE)
 def test_a_damaged_record_is_never_an_error_of_tp(make: MakeRun, slurm: Slurm, damage: str) -> None:
     run = make(FAIL)
@@ -696,6 +725,7 @@ def test_a_folder_that_cannot_be_read_is_told_and_hides_no_other(make: MakeRun, 
     assert states[0].reason.startswith("cannot be read: Not a directory")
 
 
+@pytest.mark.slow
 def test_signals_are_words_in_the_reason(make: MakeRun, slurm: Slurm) -> None:
     run = make(f"kill -{int(signal.SIGSEGV)} $$")
     record_submission(run.folder, "4242", "tp")

@@ -90,6 +90,11 @@ def local(make: MakeRun) -> MakeRun:
     return make_local
 
 
+@pytest.fixture(autouse=True)
+def _asks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stop_module, "POLL_S", 0.05)
+
+
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     made = Slurm(tmp_path / "slurm bin")
@@ -120,6 +125,7 @@ def test_a_local_run_is_told_to_end_and_is_gone_when_stop_returns(local: MakeRun
     assert run.folder.stopped.read_text() == f"{state.job_id}\n"
 
 
+@pytest.mark.slow
 def test_a_trainer_that_hears_nothing_is_ended_after_its_grace(local: MakeRun) -> None:
     run = local("trap '' TERM; echo begun; sleep 300 & wait; sleep 300", stop_grace_s=0.5)
     started(run)
@@ -130,6 +136,7 @@ def test_a_trainer_that_hears_nothing_is_ended_after_its_grace(local: MakeRun) -
     assert run.processes() == []
 
 
+@pytest.mark.slow
 def test_an_agent_that_hears_nothing_is_killed_with_all_that_it_started(
     local: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +150,7 @@ def test_an_agent_that_hears_nothing_is_killed_with_all_that_it_started(
     assert (state.state, state.reason) == ("CANCELLED", "stopped by tp job stop")
 
 
+@pytest.mark.slow
 def test_a_longer_grace_of_the_profile_is_waited_for(local: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop_module, "AGENT_S", 0.5)
     run = local(
@@ -153,6 +161,7 @@ def test_a_longer_grace_of_the_profile_is_waited_for(local: MakeRun, monkeypatch
     assert "saved" in run.log()
 
 
+@pytest.mark.slow
 def test_a_run_that_waits_for_its_share_is_stopped_without_an_attempt(local: MakeRun) -> None:
     cpus = len(os.sched_getaffinity(0))
     first = local("echo begun; sleep 300", per_node=cpus)
@@ -224,6 +233,7 @@ def test_a_stopped_run_can_be_started_again_and_is_judged_anew(local: MakeRun) -
 # Through Slurm
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C46")
 @pytest.mark.parametrize("before", ["PENDING", "RUNNING"])
 def test_a_slurm_job_is_cancelled_and_waited_for(make: MakeRun, slurm: Slurm, before: str) -> None:
@@ -238,6 +248,7 @@ def test_a_slurm_job_is_cancelled_and_waited_for(make: MakeRun, slurm: Slurm, be
     assert not run.folder.secrets.exists()
 
 
+@pytest.mark.slow
 def test_every_job_of_a_run_that_slurm_still_has_is_cancelled(make: MakeRun, slurm: Slurm) -> None:
     run = make("true")
     for job in ("4240", "4241", "4242"):
@@ -248,6 +259,7 @@ def test_every_job_of_a_run_that_slurm_still_has_is_cancelled(make: MakeRun, slu
     assert run.folder.stopped.read_text() == "4240\n4241\n4242\n"
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_for_its_lost_node_holds_no_stop_up(make: MakeRun, slurm: Slurm) -> None:
     """Slurm shows it for minutes; its attempt ended when that node had surely fenced itself."""
     run = make("true")
@@ -332,6 +344,7 @@ def test_what_of_the_callers_environment_would_change_the_step_is_taken_away(two
     assert argv[:6] == ["env", "-u", "SBATCH_QOS", "-u", "SLURM_JOB_ID", "srun"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("node", "words"),
     [("2", "has no node 2"), ("n9", "has no node n9"), ("", "has no node "), ("-1", "has no node -1")],
@@ -377,6 +390,7 @@ def test_a_local_shell_stands_where_the_trainer_stands(local: MakeRun) -> None:
 # Started in the background
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C47")
 def test_a_local_run_outlives_the_terminal_that_started_it(local: MakeRun, tmp_path: Path) -> None:
     """A terminal's end is a hangup for every process of its session."""
@@ -401,6 +415,7 @@ def test_a_local_run_outlives_the_terminal_that_started_it(local: MakeRun, tmp_p
     assert "survived" in run.log()
 
 
+@pytest.mark.slow
 @pytest.mark.contract("C47")
 def test_runs_share_this_machine_and_the_second_waits_for_the_first(local: MakeRun) -> None:
     cpus = len(os.sched_getaffinity(0))
@@ -421,6 +436,7 @@ def test_runs_share_this_machine_and_the_second_waits_for_the_first(local: MakeR
     assert second.start_of()["started_at"] > first.end_of()["ended_at"] - 0.5
 
 
+@pytest.mark.slow
 def test_a_waiting_run_that_was_killed_leaves_no_lock_behind(local: MakeRun) -> None:
     cpus = len(os.sched_getaffinity(0))
     first = local("echo begun; sleep 300", per_node=cpus)
@@ -438,6 +454,7 @@ def test_a_waiting_run_that_was_killed_leaves_no_lock_behind(local: MakeRun) -> 
     assert read_state(killed.folder).state == "LOST"
 
 
+@pytest.mark.slow
 def test_runs_that_fit_beside_each_other_run_at_once(local: MakeRun) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this machine has one CPU")

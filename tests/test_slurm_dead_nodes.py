@@ -9,14 +9,20 @@ import pytest
 from chain_lab import cut, end_of, left_on_nodes, make_lab, steps, steps_of, unbroken
 from testbed_client import Testbed
 
-pytestmark = [pytest.mark.testbed, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.testbed,
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 
+@pytest.mark.contract("C13")
 def test_a_node_that_is_cut_off_ends_the_attempt_and_the_next_avoids_it(testbed_alone: Testbed) -> None:
-    """With the heartbeat of 10 s that sites have, and Slurm's own time-outs."""
+    """In a container, with the heartbeat of 10 s that sites have, and Slurm's own time-outs."""
     lab = make_lab(testbed_alone, 100_000, 0.2, 5, "deaf")
-    lab.own_user_config("cluster/h200-bare.yaml", "heartbeat_s: 10\n")
-    run = lab.submit("h200-bare", "--nodes", "3", "--gpus-per-node", "1", "--time", "30")
+    lab.own_user_config("cluster/h200.yaml", "heartbeat_s: 10\n")
+    run = lab.submit("h200", "--nodes", "3", "--gpus-per-node", "1", "--time", "30")
     run.wait_for(lambda: all(steps(run, r) for r in range(3)), "it did not start")
     time.sleep(5)  # each node was heard
     hosts = json.loads(run.read("attempts/0/start.json"))["hosts"]
@@ -78,12 +84,15 @@ def everything(testbed: Testbed, seconds: int) -> str:
 
 
 def test_preempted_runs_go_on(testbed_alone: Testbed) -> None:
-    """Slurm sends TERM to every process of the step: one trainer catches it and saves, another one dies of it."""
+    """Slurm sends TERM to every process of the step: trainers that catch it save, another one dies of it.
+
+    In a container those that serve the image get it too.
+    """
     runs = []
-    for every, words in ((0, "catches-TERM"), (5, "")):
+    for profile, every, words in (("h200", 0, "catches-TERM"), ("h200-bare", 5, "")):
         lab = make_lab(testbed_alone, 150, 0.2, every, words)
         more = ["--nodes", "2", "--gpus-per-node", "1", "--partition", "preempt", "--time", "30"]
-        runs.append(lab.submit("h200-bare", *more))
+        runs.append(lab.submit(profile, *more))
     for run in runs:
         run.wait_for(lambda run=run: all(len(steps(run, r)) > 12 for r in (0, 1)), "it did not start")
     everything(testbed_alone, 2)

@@ -16,6 +16,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("how", STEPS)
 def test_the_steps_code_is_the_scripts(how: str) -> None:

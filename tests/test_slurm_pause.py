@@ -11,7 +11,11 @@ import pytest
 from slurm_lab import WAIT_FOR_GO, Run, SlurmLab, unique
 from testbed_client import Testbed
 
-pytestmark = [pytest.mark.testbed, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.testbed,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 SAVES = """
 echo "begun $TUNEPLANE_JOB_ATTEMPT"

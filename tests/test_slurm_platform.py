@@ -42,6 +42,23 @@ END
 """
 
 
+ASKS_FOR_HARDWARE = """
+python3 - <<'END'
+import os, threading, time
+from pathlib import Path
+from tuneplane.report import init, log, finish
+init(monitor_hardware=True)
+log({"train/loss": 0.5}, step=1)
+print("SAMPLERS", sum("hardware" in t.name for t in threading.enumerate()),
+      os.environ["TUNEPLANE_JOB_HARDWARE_BRIDGE"])
+kept = bytearray(32 << 20)
+while not Path(os.environ["TUNEPLANE_OUT_DIR"], "go").exists():
+    sum(range(10000)); time.sleep(0.05)
+finish()
+END
+"""
+
+
 @pytest.fixture
 def lab(testbed: Testbed) -> SlurmLab:
     """A lab at a site that publishes the recipe, with an experiment of it."""
@@ -64,6 +81,32 @@ def test_a_platform_recipe_refuses_the_address_of_another_tracker(lab: SlurmLab)
     assert "nothing to fault" in lab.tp("validate", lab.experiment, *flags)
 
 
+@pytest.mark.contract("C20")
+def test_each_node_of_a_job_is_seen_at_work(lab: SlurmLab) -> None:
+    """By the node agents: the trainer is told so, and its own sampler stays off in an image without the wheel."""
+    lab.train_sh(f"#!/bin/bash{ASKS_FOR_HARDWARE}", keep_head=False)
+    lab.commit()
+    run = lab.submit_words("--profile", "h200:16", "--image", str(lab.bed.image))
+
+    def nodes() -> set[str]:
+        said = json.loads(run.tp("metrics", "--json").stdout)
+        return {
+            metric["name"].split("/")[1] for metric in said["metrics"] if metric["name"].startswith("system/")
+        }
+
+    run.wait_for(lambda: nodes() == {"node0", "node1"}, "not both nodes are seen")
+    assert run.status()["state"] == "RUNNING"
+    run.release()
+    run.wait("COMPLETED")
+    metrics = {metric["name"]: metric for metric in json.loads(run.tp("metrics", "--json").stdout)["metrics"]}
+    for node in ("node0", "node1"):
+        assert metrics[f"system/{node}/memory_used_bytes"]["max"] > 0
+        assert metrics[f"system/{node}/cpu_percent"]["max"] >= 0
+    assert metrics["train/loss"]["last"] == 0.5
+    assert not [name for name in metrics if "@rank" in name]
+    assert run.log().count("SAMPLERS 0 1") == 2
+
+
 @pytest.mark.contract("C24", "C21")
 def test_points_of_an_image_without_the_wheel_are_seen_while_the_job_runs(lab: SlurmLab) -> None:
     """The image has a PYTHONPATH of its own: the kernel's folder comes before it, and what is there is found."""
@@ -71,7 +114,8 @@ def test_points_of_an_image_without_the_wheel_are_seen_while_the_job_runs(lab: S
 
     def points() -> dict[str, float]:
         said = json.loads(run.tp("metrics", "--json").stdout)
-        return {metric["name"]: metric["last"] for metric in said["metrics"]}
+        metrics = {metric["name"]: metric["last"] for metric in said["metrics"]}
+        return {name: last for name, last in metrics.items() if not name.startswith("system/")}
 
     found = run.wait_for(points, "no points")
     seen_at = time.time()

@@ -14,7 +14,12 @@ from conftest import hold
 from slurm_lab import Run, SlurmLab, unique
 from testbed_client import Testbed
 
-pytestmark = [pytest.mark.testbed, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [
+    pytest.mark.testbed,
+    pytest.mark.slow,
+    pytest.mark.timeout(420),
+    pytest.mark.usefixtures("nothing_left"),
+]
 
 ONE_GPU = ["--nodes", "1", "--gpus-per-node", "1"]
 
@@ -27,7 +32,7 @@ def shared(testbed: Testbed) -> Iterator[Testbed]:
 
 @dataclass
 class Chains:
-    """Runs that meet their walltime, all at once."""
+    """Runs that meet their walltime, all at once; the first, the second and the fourth in a container."""
 
     saves: Run  # looks for the stop marker, saves and leaves with 0
     deaf: Run  # does not look for it, but saves now and then
@@ -81,14 +86,14 @@ def chains(testbed: Testbed) -> Iterator[Chains]:
     with hold(fcntl.LOCK_SH):
         runs: list[Run] = []
         try:
-            for last, every, words, more in (
-                (240, 0, "", []),
-                (440, 5, "deaf", []),
-                (440, 0, "deaf", []),
-                (240, 0, "deaf catches-USR1", ["--save-signal", "USR1"]),
+            for profile, last, every, words, more in (
+                ("h200", 240, 0, "", []),
+                ("h200", 440, 5, "deaf", []),
+                ("h200-bare", 440, 0, "deaf", []),
+                ("h200", 240, 0, "deaf catches-USR1", ["--save-signal", "USR1"]),
             ):
                 lab = make_lab(testbed, last, 0.25, every, words)
-                runs.append(lab.submit("h200-bare", *ONE_GPU, "--time", "2", *more))
+                runs.append(lab.submit(profile, *ONE_GPU, "--time", "2", *more))
             runs += array_of_two(testbed)
             runs.append(orphaned(testbed))
             yield Chains(*runs)
@@ -97,6 +102,8 @@ def chains(testbed: Testbed) -> Iterator[Chains]:
                 run.tp("stop", check=False)
 
 
+@pytest.mark.contract("C9")
+@pytest.mark.contract("C13")
 def test_a_run_longer_than_its_walltime_goes_on_and_trains_nothing_twice(chains: Chains) -> None:
     run = chains.saves
     status = run.wait("COMPLETED", timeout_s=240)
@@ -143,6 +150,7 @@ def test_an_element_of_an_array_goes_on_and_leaves_its_sibling_alone(chains: Cha
     assert noted == list(range(1, len(noted) + 1))
 
 
+@pytest.mark.contract("C46")
 def test_a_restart_that_was_lost_with_its_batch_script_is_told_and_carried_out(chains: Chains) -> None:
     run = chains.orphaned
     run.wait_for((run.folder / "attempts/0/restart.json").exists, "no intent", 150)
@@ -175,10 +183,12 @@ def test_a_run_that_fails_by_itself_is_not_started_again(shared: Testbed) -> Non
     assert (end_of(run, 0)["cause"], end_of(run, 0)["to_be_continued"]) == ("", False)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_an_agent_that_is_killed_ends_the_run_and_leaves_nothing(shared: Testbed, rank: int) -> None:
+@pytest.mark.parametrize(("rank", "profile"), [(0, "h200-bare"), (1, "h200")])
+def test_an_agent_that_is_killed_ends_the_run_and_leaves_nothing(
+    shared: Testbed, rank: int, profile: str
+) -> None:
     lab = make_lab(shared, 100_000, 0.2, 5)
-    run = lab.submit("h200-bare", "--nodes", "2", "--gpus-per-node", "1", "--time", "30")
+    run = lab.submit(profile, "--nodes", "2", "--gpus-per-node", "1", "--time", "30")
     run.wait_for(lambda: all(steps(run, r) for r in (0, 1)), "it did not start")
     host = json.loads(run.read("attempts/0/start.json"))["hosts"][rank]
     shared.node_exec(host, ["pkill", "-KILL", "-f", f"kernel.pyz node {run.folder} "])

@@ -27,7 +27,9 @@ def lab_with(testbed: Testbed, train_sh: str, user: str = "alice", experiment: s
 def test_submit_shows_slurms_estimate_and_follows_to_the_jobs_own_end(testbed: Testbed) -> None:
     lab = lab_with(testbed, "echo from the trainer; exit 4")
     said = lab.tp("submit", lab.experiment, *lab.flags("h200-bare:1"), "--follow", code=3)
-    assert re.search(r"^estimate +\S*Job \d+ to start at \d{4}-", said, re.MULTILINE), said
+    assert re.search(
+        r"^estimate +\d{4}-\d\d-\d\d \d\d:\d\d:\d\d on n\d, partition gpu$", said, re.MULTILINE
+    ), said
     assert "from the trainer" in said.splitlines()
     assert re.search(r"FAILED.*exit code 4", said)
 

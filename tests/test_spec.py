@@ -113,6 +113,7 @@ def test_the_order_of_keys_is_that_of_the_fields_and_apiversion_comes_first() ->
     assert list(value["spec"]["slurm"]) == [f.name for f in dataclasses.fields(Slurm)]
 
 
+@pytest.mark.slow
 def test_the_same_jobspec_has_the_same_bytes_under_every_python_and_locale() -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -159,6 +160,7 @@ values = st.recursive(
 undecodable = st.binary().map(lambda data: data.decode("utf-8", "surrogateescape"))
 
 
+@pytest.mark.slow
 @given(
     hyperparams=st.dictionaries(st.text(), values, max_size=4),
     folder=undecodable,
@@ -381,6 +383,7 @@ def test_schema_and_reader_agree_on_the_kept_files() -> None:
         assert is_valid(json.loads(path.read_text(encoding="utf-8"))), path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [KEYS, None, True, 0, -1, 2.5, "word", "local", [], {}, {"x": 1}, ["a"], [1]], ids=repr
 )

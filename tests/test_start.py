@@ -74,6 +74,7 @@ def test_secrets_go_once_slurm_has_ended_a_run_for_good(tmp_path: Path, state: s
         assert run.folder.secrets.exists() == kept
 
 
+@pytest.mark.slow
 def test_an_entry_that_git_ignores_is_refused_before_the_queue(tp_home: Path, tmp_path: Path) -> None:
     """It is on this disk, and would not be in the job."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}

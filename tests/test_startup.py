@@ -29,6 +29,8 @@ HEAVY = (
     "jsonschema",
     "numpy",
     "packaging",
+    "starlette",
+    "uvicorn",
 )
 
 WATCHED = """

@@ -194,6 +194,7 @@ def test_an_archive_with_something_else_around_it_is_refused(
     refused(tmp_path, change(sound()), "the capsule")
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(flips=st.lists(st.tuples(st.integers(0, 8000), st.integers(1, 255)), min_size=1, max_size=3))
 def test_flipped_bits_are_found(tmp_path: Path, flips: list[tuple[int, int]]) -> None:

@@ -82,8 +82,13 @@ def test_the_wheel_carries_configs_and_scaffolds(wheel: Path) -> None:
         "tuneplane/configs/cluster/local.yaml",
         "tuneplane/configs/recipe/custom/custom.yaml",
         "tuneplane/configs/recipe/custom/custom.scaffold/train.sh",
+        "tuneplane/board/static/index.html",
+        "tuneplane/board/static/app.js",
+        "tuneplane/board/static/app.css",
+        "tuneplane/board/static/licenses.txt",
     ):
-        assert needed in names
+        assert needed in names, "tuneplane/board/static comes of make board"
+    assert not [name for name in names if name.startswith("tuneplane/board/web/")]
     assert not [name for name in names if name.startswith(("tests/", "slurm/", "docs/"))]
 
 

@@ -27,6 +27,7 @@ from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
 from tuneplane.lab.marker import Lab
+from tuneplane.launch.slurm_commands import require_sbatch
 from tuneplane.node.environment import data_folders
 from tuneplane.profile import Placement, parse_profile, place
 from tuneplane.recipes.adapters import check_operation
@@ -76,6 +77,7 @@ class Request:
     train_data: str | None = None
     allow_dirty: bool = False
     dry_run: bool = False  # leave nothing behind, the digests of images neither
+    queues: bool = False  # this machine is to hand it to Slurm
     flags: Flags = field(default_factory=dict)
 
 
@@ -155,6 +157,8 @@ def compile_request(
         chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
     _check_storage(found, cluster)
+    if cluster.scheduler == "slurm" and request.queues:
+        found.attempt(require_sbatch, environ)
     if cluster.scheduler == "local" and request.flags:
         named = ", ".join(flag for flag, _ in request.flags.values())
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")

@@ -96,12 +96,19 @@ def resume(run: RunFolder, environ: Mapping[str, str]) -> Submitted:
 
 
 def _present_state(run: RunFolder) -> RunState:
-    """The state, a job considered that was queued by a `tp` which was killed before it could note it."""
+    """The state, a job considered that was queued by a `tp` which was killed before it could note it.
+
+    Raises UsageError where `tp job gc` left nothing that could be started.
+    """
     if any(not job.is_local for job in read_submissions(run)):
         known = {job.job_id for job in read_submissions(run)}
         for job_id in look(run).active.keys() - known:
             record_submission(run, job_id, "tp")
-    return read_state(run)
+    state = read_state(run)
+    if state.cleared:
+        what = f"{run.run_id} was cleared by tp job gc: its code and its script are gone"
+        raise UsageError(Fault(what, "RUN", "submit the experiment again"))
+    return state
 
 
 def _not_ended(run: RunFolder, state: RunState, act: str = "retry") -> Fault:
@@ -142,9 +149,6 @@ def _start_again(
     run: RunFolder, environ: Mapping[str, str], state: RunState, *, keep_secrets: bool = False
 ) -> Submitted:
     """The next attempt. keep_secrets: where this shell lacks one, those that are still in the folder do."""
-    if state.cleared:
-        what = f"{run.run_id} was cleared by tp job gc: its code and its script are gone"
-        raise UsageError(Fault(what, "RUN", "submit the experiment again"))
     check_prepared(run)
     job = read(run.job)
     had_secrets = run.secrets.exists()

@@ -46,7 +46,9 @@ def digest_of(checkout: Path) -> str:
     digest = hashlib.sha256()
     for name in SOURCES:
         top = checkout / name
-        paths = sorted(p for p in top.rglob("*") if "__pycache__" not in p.parts) if top.is_dir() else [top]
+        # node_modules: what the board's page is built with, not of
+        skipped = {"__pycache__", "node_modules"}
+        paths = sorted(p for p in top.rglob("*") if not skipped & {*p.parts}) if top.is_dir() else [top]
         for path in paths:
             if path.is_file():
                 digest.update(f"{path.relative_to(checkout)}\0{path.stat().st_size}\0".encode())

@@ -245,6 +245,26 @@ def node_given_up(b: Bed) -> str:
     return run
 
 
+@case(
+    "slurm-agent-fenced",
+    "agent-fenced",
+    "a node off the network ended its own ranks, while the program on the other does not heed TERM yet",
+    node=1,
+    says="has been silent for",
+    near=("node-failure", "healthy"),
+)
+def agent_fenced(b: Bed) -> str:
+    b.train('[ "$TUNEPLANE_MACHINE_RANK" = 1 ] || trap "" TERM\necho step 1\nwhile :; do sleep 1; done')
+    run = b.wait(b.submit(*TWO_NODES, "--max-restarts", "0"), "RUNNING", log="step 1")
+    time.sleep(3)  # each node was heard
+    nodes = b.bed.job(b.job_id(run))["NodeList"]
+    b.bed.cut(b.root("scontrol", "show", "hostnames", nodes).split()[-1])
+    record = b.folder(run) / "attempts" / "0" / "node-1.json"
+    while b.lab.sh(["grep", "-q", '"state": "ended"', str(record)], check=False).returncode:
+        time.sleep(0.3)
+    return run
+
+
 @case("slurm-scancel", "cancelled", "scancel by the user")
 def scancel(b: Bed) -> str:
     b.train("echo step 1\nsleep 300")

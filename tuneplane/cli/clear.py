@@ -15,11 +15,13 @@ from tuneplane.kernel.errors import Exit, Fault, OperationError, UsageError
 if TYPE_CHECKING:
     from tuneplane.runs.clearing import Item
 
-UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 
 
 @click.command("gc")
-@click.option("--older-than", "older", default="30d", show_default=True, metavar="AGE", help="12h, 30d, 8w.")
+@click.option(
+    "--older-than", "older", default="30d", show_default=True, metavar="AGE", help="30m, 12h, 7d, 8w."
+)
 @click.option("--with-out", is_flag=True, help="Outputs too; else out/ of a run stays.")
 @click.option("--experiment", help="Only runs of this experiment.")
 @click.option("--yes", is_flag=True, help="Remove them; else they are only listed.")
@@ -67,10 +69,11 @@ def gc_command(older: str, with_out: bool, experiment: str | None, yes: bool, as
 
 
 def parse_age(text: str) -> float:
-    """Seconds of `12h`, `30d` or `8w`. Raises UsageError."""
-    found = re.fullmatch(r"([0-9]{1,5})([hdw])", text, re.ASCII)
+    """Seconds of `30m`, `12h`, `7d` or `8w`. Raises UsageError."""
+    found = re.fullmatch(r"([0-9]{1,5})([mhdw])", text, re.ASCII)
     if found is None:
-        raise UsageError(Fault(f"{text!r} is no age", "--older-than", "say it in hours, days or weeks: 30d"))
+        remedy = "say it in minutes, hours, days or weeks: 30m, 12h, 7d, 8w"
+        raise UsageError(Fault(f"{text!r} is no age", "--older-than", remedy))
     return int(found[1]) * UNITS_S[found[2]]
 
 

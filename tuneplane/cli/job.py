@@ -13,12 +13,14 @@ import click
 
 from tuneplane.cli.actions import pause_command, resume_command, retry_command, stop_command
 from tuneplane.cli.clear import gc_command
+from tuneplane.cli.export import export_command
 from tuneplane.cli.logs import logs_command
 from tuneplane.cli.look import artifacts_command, shell_command, verify_command
 from tuneplane.cli.metrics import metrics_command
 from tuneplane.cli.rerun import rerun_command
 from tuneplane.cli.run import exit_code, find, json_option, run_argument
 from tuneplane.cli.show import age, clock, show_fields, show_json, show_listing, show_table, terminal_width
+from tuneplane.cli.sync import sync_command
 from tuneplane.cli.why import why_command
 
 if TYPE_CHECKING:
@@ -121,7 +123,7 @@ def status_command(run: str, as_json: bool) -> None:
             (
                 str(n.rank),
                 n.host,
-                n.state,
+                "gone" if state.is_final and n.code is None else n.state,
                 "" if n.code is None else str(n.code),
                 "" if n.beat_age_s is None or n.state == "ended" else f"{age(n.beat_age_s)} ago",
                 n.reason,
@@ -175,7 +177,16 @@ def _since(state: RunState) -> str:
 
 
 for command in (
-    *(logs_command, metrics_command, artifacts_command, verify_command, shell_command, why_command),
+    *(
+        logs_command,
+        metrics_command,
+        export_command,
+        sync_command,
+        artifacts_command,
+        verify_command,
+        shell_command,
+        why_command,
+    ),
     *(stop_command, pause_command, resume_command, retry_command, rerun_command, gc_command),
 ):
     job_command.add_command(command)

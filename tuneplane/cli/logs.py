@@ -13,6 +13,7 @@ from tuneplane.kernel.errors import Exit, Fault, UsageError
 
 if TYPE_CHECKING:
     from tuneplane.kernel.runfolder import RunFolder
+    from tuneplane.runs.state import RunState
 
 SILENT_S = 3.0
 """How long following a run shows nothing before it says what the run waits for."""
@@ -35,7 +36,7 @@ def logs_command(run: str, follow: bool, node: str | None, attempt: int | None, 
     if follow:
         return follow_run(folder, node=node, attempt=attempt)
     log = RunLog(folder, attempt=attempt, node=node, masks=known_secrets(folder))
-    if attempt is not None and log.current() is None:
+    if attempt is not None and log.current() is None and not read_state(folder).cleared:
         have = ", ".join(str(a.number) for a in folder.attempts()) or "none"
         raise UsageError(Fault(f"{folder.run_id} has no attempt {attempt}", "--attempt", f"it has: {have}"))
     shown = False
@@ -46,7 +47,7 @@ def logs_command(run: str, follow: bool, node: str | None, attempt: int | None, 
         else:
             click.echo(line)
         shown = True
-    if node is not None and not log.tails:
+    if node is not None and not log.tails and not read_state(folder).cleared:
         known = ", ".join(f"{n.rank} ({n.host})" for n in read_state(folder).nodes) or "none yet"
         raise UsageError(Fault(f"{folder.run_id} has no node {node}", "--node", f"nodes: {known}"))
     if as_json:
@@ -54,9 +55,17 @@ def logs_command(run: str, follow: bool, node: str | None, attempt: int | None, 
     elif not shown:
         for line in log.batch_lines():
             click.echo(line)
-        state = read_state(folder)
-        show_notices([f"no output of the command yet: {state.state} {state.reason}".rstrip()])
+        show_notices([no_output(read_state(folder))])
     return Exit.DONE
+
+
+def no_output(state: RunState) -> str:
+    """Why nothing of a run's command can be shown."""
+    if state.cleared:
+        return f"what it printed was cleared by tp job gc; its outputs are left: {state.folder}/out"
+    if state.is_final:
+        return f"its command printed nothing: {state.state} {state.reason}".rstrip()
+    return f"no output of the command yet: {state.state} {state.reason}".rstrip()
 
 
 def follow_run(
@@ -95,6 +104,8 @@ def follow_run(
     if not shown:
         for line in log.batch_lines():
             click.echo(line, err=to_stderr)
+        if state.cleared:
+            show_notices([no_output(state)])
     told = f"{state.run_id}: {state.state}"
     told += f", exit code {state.code}" if state.code is not None else ""
     click.echo(f"{told}: {state.reason}" if state.reason else told, err=True)

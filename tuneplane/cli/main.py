@@ -6,7 +6,6 @@ import importlib
 import os
 import signal
 import sys
-import traceback
 
 import click
 
@@ -28,6 +27,7 @@ COMMANDS = {
     "image": ("image", "Prepare images of registries for nodes; list and clear them."),
     "job": ("job", "Look at runs, end them, let them go on."),
     "collect": ("collect", "Read what runs report into this machine's cache, once or all the time."),
+    "board": ("board", "Show curves of your runs in a browser."),
     "cluster": ("cluster", "Describe a site's Slurm as a cluster profile, and prove it."),
     "doctor": ("doctor", "Look whether this machine and the cluster have what runs need."),
     "completion": ("completion", "Print a script for your shell that completes tp."),
@@ -78,22 +78,28 @@ def main(arguments: list[str] | None = None) -> None:
         sys.exit(130)
     except TunePlaneError as error:
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         for fault in error.faults:
             click.echo(f"tp: {fault}", err=True)
         sys.exit(int(error.exit_code))
     except OSError as error:
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         place = f"{error.filename}: " if error.filename else ""
         click.echo(f"tp: {place}{error.strerror or error}", err=True)
         sys.exit(Exit.FAILED)
     except Exception as error:  # a fault of ours: still one line, and how to see more
         if debug:
-            traceback.print_exc()
+            _show_traceback()
         click.echo(f"tp: this is a fault of TunePlane: {type(error).__name__}: {error}", err=True)
         click.echo("  → run it again as tp --debug … and report what it prints", err=True)
         sys.exit(Exit.FAILED)
+
+
+def _show_traceback() -> None:
+    import traceback
+
+    traceback.print_exc()
 
 
 def _leave(number: int, frame: object) -> None:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
+_OTHERS = re.compile(r"[^\n -~]")
+
 
 def show_json(value: Any) -> None:
-    """One JSON value on standard output, for programs."""
-    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+    """One JSON value on standard output, for programs; what is in it cannot move the cursor of a terminal."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    click.echo(_OTHERS.sub(lambda found: found[0] if found[0].isprintable() else _escape(found[0]), text))
+
+
+def _escape(character: str) -> str:
+    """As JSON writes it in a string; the one control character that it leaves as it is, too."""
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
 
 
 def show_notices(notices: Iterable[str]) -> None:

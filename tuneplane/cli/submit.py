@@ -80,7 +80,7 @@ def validate_command(name: str, folder: str | None, as_json: bool, **given: Any)
     from tuneplane.submit import examine
 
     lab = lab_here(folder)
-    request = _request(name, given)
+    request = _request(name, given, queues=True)
     _, found = examine(lab, load_methods(), request, os.environ, cache_folder(), image_progress())
     faults = [*found.faults, *(fault for error in found.refused for fault in error.faults)]
     if as_json:
@@ -152,7 +152,7 @@ def submit_command(
             raise UsageError(
                 Fault("which experiment?", "tp submit", "tp submit NAME --profile …; tp ls lists them")
             )
-        draft, found = _checked(name, folder, given, dry_run=dry_run)
+        draft, found = _checked(name, folder, given, dry_run=dry_run, queues=not dry_run)
         notices = found.notices
         if dry_run:
             _, script = submit.preview(draft)
@@ -194,16 +194,15 @@ def show_submitted(done: Submitted, notices: list[str], follow: bool, as_json: b
     return follow_run(done.run, to_stderr=as_json)
 
 
-def _checked(
-    name: str, folder: str | None, given: dict[str, Any], *, dry_run: bool = False
-) -> tuple[Draft, Findings]:
+def _checked(name: str, folder: str | None, given: dict[str, Any], **how: bool) -> tuple[Draft, Findings]:
+    """how: dry_run, queues, as of `Request`."""
     from tuneplane.submit import check
 
-    request = _request(name, given, dry_run=dry_run)
+    request = _request(name, given, **how)
     return check(lab_here(folder), load_methods(), request, os.environ, cache_folder(), image_progress())
 
 
-def _request(name: str, given: dict[str, Any], *, dry_run: bool = False) -> Request:
+def _request(name: str, given: dict[str, Any], **how: bool) -> Request:
     from tuneplane.compile import Request
 
     flags = {
@@ -228,8 +227,8 @@ def _request(name: str, given: dict[str, Any], *, dry_run: bool = False) -> Requ
         model=given["model"],
         train_data=given["train_data"],
         allow_dirty=given["allow_dirty"],
-        dry_run=dry_run,
         flags=flags,
+        **how,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuneplane.collect.columns import Columns
 from tuneplane.collect.declared import DeclaredFile
-from tuneplane.collect.lines import Column, Summary, extended, name_lines, started
+from tuneplane.collect.lines import HARDWARE, Column, Summary, extended, name_lines, started
 from tuneplane.collect.points import IngestFile
 from tuneplane.collect.reader import Batch, RunReader
 from tuneplane.collect.source import RunSource
@@ -134,8 +134,9 @@ class Ledger:
         return tuple(sorted({column.attempt for column in self.columns.values()}))
 
     def newest_s(self) -> float | None:
-        """Wall time of the newest point."""
-        newest = max((column.newest_s for column in self.columns.values()), default=-math.inf)
+        """Wall time of the newest point that the trainer gave: hardware goes on where training hangs."""
+        trainers = [c for c in self.columns.values() if not c.name.startswith(HARDWARE)]
+        newest = max((c.newest_s for c in trainers or self.columns.values()), default=-math.inf)
         return newest if newest > -math.inf else None
 
     def hparams(self) -> dict[str, Any]:

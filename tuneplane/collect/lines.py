@@ -12,6 +12,9 @@ from typing import Any
 from tuneplane.collect.columns import Columns
 from tuneplane.collect.series import Points, Series, merge
 
+HARDWARE = "system/"
+"""Metrics of hardware samplers: their step is the time in seconds."""
+
 
 @dataclass(frozen=True)
 class LastValue:
@@ -120,6 +123,8 @@ def assemble(parts: Iterable[tuple[Column, Columns]], resumed: Mapping[int, floa
     """The merged line of these columns. resumed: by attempt, the step from which on it hides earlier ones."""
     by_attempt: dict[int, list[tuple[Column, Columns]]] = {}
     for column, points in parts:
+        if column.name.startswith(HARDWARE):  # by time: where training took up again hides nothing of it
+            resumed = {}
         by_attempt.setdefault(column.attempt, []).append((column, points))
     return merge({attempt: _in_order(found) for attempt, found in by_attempt.items()}, resumed)
 

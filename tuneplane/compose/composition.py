@@ -62,7 +62,8 @@ def compose(profile: str, *, lab_root: Path | None, flags: Flags, environ: Mappi
         faults += found
     sound = _reset(tree, tree_faults)
     told = tuple(fault.what for fault in faults)
-    faults += agreement_faults(build(sound), sound, contact, told)
+    if reading.is_whole:
+        faults += agreement_faults(build(sound), sound, contact, told)
     raise_faults(sorted(dict.fromkeys(faults), key=_place))
     return Composed(
         request=request,

@@ -31,6 +31,7 @@ class Reading:
 
     clusters: the cluster configs that take part, the chosen one last.
     choosers: lines of `defaults:` lists that a user's or a lab's file has.
+    is_whole: every file was read; else what is left out may stand in one that was not.
     """
 
     tree: Tree = field(default_factory=built_in)
@@ -39,6 +40,7 @@ class Reading:
     files: list[Path] = field(default_factory=list)
     clusters: list[str] = field(default_factory=list)
     choosers: list[str] = field(default_factory=list)
+    is_whole: bool = True
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def _pieces(
             parts.append(Part(_CLUSTER + profile, ("cluster",)))
     pieces: list[_Piece] = []
     for part in parts:
-        found = _documents(readers(layers, part.config), part.config, reading.faults)
+        found = _documents(readers(layers, part.config), part.config, reading)
         packages = {document.package for document in found}
         if len(packages) > 1:
             what = f"the layers' files of {part.config} differ in their `# @package` lines"
@@ -100,7 +102,7 @@ def _pieces(
     return pieces
 
 
-def _documents(layers: tuple[Layer, ...], config: str, faults: list[Fault]) -> list[Document]:
+def _documents(layers: tuple[Layer, ...], config: str, reading: Reading) -> list[Document]:
     found = []
     for layer in layers:
         path = layer.file(config)
@@ -108,7 +110,8 @@ def _documents(layers: tuple[Layer, ...], config: str, faults: list[Fault]) -> l
             try:
                 found.append(read_document(path, layer))
             except UsageError as error:
-                faults.extend(error.faults)
+                reading.faults.extend(error.faults)
+                reading.is_whole = False
     return found
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tuneplane.diagnose.evidence import Outputs, Points, Space
 from tuneplane.diagnose.traces import cut
+from tuneplane.kernel.runfolder import is_hardware_file
 
 HEADER_BYTES = 64 << 10
 MOST_FILES = 200
@@ -17,10 +18,11 @@ MOST_ENTRIES = 2000
 
 
 def read_points(folder: Path, run_id: str, token_sha256: str) -> Points:
-    """Whether the ingest folder has a point of this run. Raises OSError where it cannot be listed."""
+    """Whether the ingest folder has a point of this run's training. Raises OSError where it cannot be listed."""
     files, points, refused, newest = 0, False, "", None
     with os.scandir(folder) as entries:
-        names = [e for e in entries if e.name.endswith(".jsonl") and e.is_file(follow_symlinks=False)]
+        regular = [e for e in entries if e.name.endswith(".jsonl") and e.is_file(follow_symlinks=False)]
+    names = [entry for entry in regular if not is_hardware_file(entry.name)]
     for entry in names[:MOST_FILES]:
         files += 1
         age = max(0.0, time.time() - entry.stat().st_mtime)

@@ -19,6 +19,9 @@ GENERAL = (
 
 WELL = ("healthy", "completed")
 
+WHILE_IT_ENDS = "ending"
+"""What Slurm does meanwhile: left out beside what says why the run ends."""
+
 
 def diagnose(evidence: Evidence) -> list[Finding]:
     """All findings, the one to tell first at the front: by how sure it is, then by the order of the rules.
@@ -32,6 +35,8 @@ def diagnose(evidence: Evidence) -> list[Finding]:
             found.setdefault(finding.cause, finding)
     findings = list(found.values())
     special = [f for f in findings if f.cause not in GENERAL and f.cause not in WELL]
+    if len(special) > 1:
+        special = [f for f in special if f.cause != WHILE_IT_ENDS]
     if special:
         findings = special
     elif len(findings) > 1:

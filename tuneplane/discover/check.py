@@ -13,9 +13,9 @@ from typing import Any
 from tuneplane import __version__
 from tuneplane.compose import compose
 from tuneplane.kernel.errors import Fault, TunePlaneError, UsageError
+from tuneplane.launch import slurm_commands
 from tuneplane.launch.script import resources_line
 from tuneplane.launch.slurm import SlurmLauncher
-from tuneplane.launch.slurm_commands import estimate_start
 from tuneplane.profile import Placement, place
 from tuneplane.runs.folder import run_path
 from tuneplane.runs.index import current_user, state_folder
@@ -92,7 +92,7 @@ def test_only(script: str) -> str:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(script)
-        return estimate_start(Path(path))
+        return slurm_commands.test_only(Path(path))
     finally:
         Path(path).unlink()
 

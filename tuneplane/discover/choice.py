@@ -19,6 +19,9 @@ TRIAL_NAMES = re.compile(
 TYPED = ("select/cons_tres",)
 """SelectType under which --gpus-per-node works. Source: sbatch(1)."""
 
+USUAL_KILL_WAIT_S = 30
+"""Slurm's own default, for which `stop_grace_s` is made. Source: slurm.conf(5), KillWait."""
+
 ENOUGH_DEFAULT_MEMORY = 0.5
 """Where Slurm's default gives a job with all CPUs less than this share of a node's memory, memory is asked for."""
 
@@ -64,6 +67,17 @@ def choose(site: Site, here: Here, partition: str | None = None) -> Chosen:
         *_other_values(site, chosen),
     ]
     return Chosen(chosen, kind, tuple(values), tuple(_notes(site, chosen, here)))
+
+
+def kill_wait_s(site: Site) -> int | None:
+    """Seconds from Slurm's TERM to its KILL; None where it does not tell."""
+    found = re.match(r"[0-9]+", site.config.get("KillWait", ""))
+    return int(found[0]) if found else None
+
+
+def grace_within(kill_wait: int) -> int:
+    """The longest `stop_grace_s` after which an agent can still write how its trainer ended."""
+    return max(1, kill_wait * 2 // 3)
 
 
 def usable(site: Site, partition: Partition) -> bool:
@@ -247,6 +261,10 @@ def _gpu_values(site: Site, kind: Kind) -> list[Value]:
 
 def _other_values(site: Site, partition: Partition) -> list[Value]:
     values = []
+    kill_wait = kill_wait_s(site)
+    if kill_wait is not None and kill_wait < USUAL_KILL_WAIT_S:
+        why = f"scontrol show config: KillWait is {kill_wait} s, and the agent needs some of it after the trainer"
+        values.append(Value("stop_grace_s", grace_within(kill_wait), why))
     if partition.settings.get("OverSubscribe", "").startswith("EXCLUSIVE"):
         why = f"scontrol show partition {partition.name}: OverSubscribe=EXCLUSIVE"
         values.append(Value("slurm.exclusive", True, f"{why}: jobs get whole nodes"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from tuneplane.compose import compose
 from tuneplane.compose.composed import Composed
 from tuneplane.discover.check import check_size, sizes
+from tuneplane.discover.choice import grace_within, kill_wait_s
 from tuneplane.discover.here import is_shared, program_version, python_version
 from tuneplane.discover.said import Said, ask
 from tuneplane.discover.slurm import Site as SlurmSite
@@ -66,6 +67,7 @@ def look_at_slurm(composed: Composed, environ: Mapping[str, str]) -> list[Check]
     said = ask(current_user())
     site = read_site(said)
     checks += [_version(site), *_accounting(said), *_accounts(said, site, composed)]
+    checks += look_at_kill_wait(site, composed.config.cluster)
     checks += look_at_limits(site, current_user(), composed.config.cluster.slurm.partition)
     for placement in sizes(composed.config):
         result = check_size(composed.config, placement)
@@ -108,6 +110,17 @@ def _version(site: SlurmSite) -> Check:
             "try `tp cluster check`; a newer Slurm is the administrators' to install",
         )
     return Check("Slurm version", OK, site.version or "not told")
+
+
+def look_at_kill_wait(site: SlurmSite, cluster: Cluster) -> list[Check]:
+    """Whether the agents, which Slurm kills too, have time to write how a trainer that was told to end did."""
+    kill_wait = kill_wait_s(site)
+    if kill_wait is None or cluster.stop_grace_s <= grace_within(kill_wait):
+        return []
+    told = f"Slurm kills all {kill_wait} s after TERM, and a trainer has {cluster.stop_grace_s:g} s of that"
+    what = f"{told}: its node is then lost without a word of how it ended"
+    remedy = f"set `stop_grace_s: {grace_within(kill_wait)}` of the profile, or have KillWait raised"
+    return [Check("KillWait", WARN, what, remedy)]
 
 
 def _accounting(said: Said) -> list[Check]:

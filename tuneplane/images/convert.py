@@ -139,9 +139,11 @@ def _run(argv: list[str], cwd: Path, environ: dict[str, str], progress: Progress
             start_new_session=True,
         )
         try:
-            while process.poll() is None:
+            while True:
                 progress(what)
-                time.sleep(POLL_S)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_S)
+                    break
         except BaseException:
             _end(process)
             raise

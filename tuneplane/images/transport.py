@@ -103,7 +103,7 @@ class Transport:
         request.add_header("User-Agent", f"tuneplane/{__version__}")
         if authorization:
             request.add_unredirected_header("Authorization", authorization)
-        handlers: list[Any] = [_Redirects(self, url, authorization), _handler_of_https(parts.netloc)]
+        handlers: list[Any] = [_Redirects(self, url, authorization), _Https(parts.netloc)]
         if is_loopback(parts.netloc):
             handlers.append(urllib.request.ProxyHandler({}))
         opener = urllib.request.build_opener(*handlers)
@@ -161,8 +161,16 @@ def is_loopback(authority: str) -> bool:
         return False
 
 
-def _handler_of_https(authority: str) -> urllib.request.HTTPSHandler:
-    return urllib.request.HTTPSHandler(context=tls_context(authority))
+class _Https(urllib.request.HTTPSHandler):
+    """HTTPS, for which the authorities are read once it is spoken: that takes longer than a plain request."""
+
+    def __init__(self, authority: str) -> None:
+        urllib.request.AbstractHTTPHandler.__init__(self)  # that of HTTPSHandler reads them at once
+        self._authority = authority
+
+    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
+        context = tls_context(self._authority)
+        return self.do_open(http.client.HTTPSConnection, req, context=context)
 
 
 def tls_context(authority: str) -> ssl.SSLContext:

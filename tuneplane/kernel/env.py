@@ -35,7 +35,7 @@ MONITOR_INTERVAL = "TUNEPLANE_JOB_MONITOR_INTERVAL"
 HARDWARE_BRIDGE = "TUNEPLANE_JOB_HARDWARE_BRIDGE"
 NRL_RUN_ID = "NRL_RUN_ID"
 
-ALWAYS, INGEST, URL, SITE, PLATFORM, BARE, SLURM, GPU, LATER = (
+ALWAYS, INGEST, URL, SITE, PLATFORM, BARE, SLURM, GPU, BRIDGE = (
     "always",
     "where ingest is bound",
     "with --observability-url",
@@ -44,7 +44,7 @@ ALWAYS, INGEST, URL, SITE, PLATFORM, BARE, SLURM, GPU, LATER = (
     "without a container",
     "on Slurm",
     "where GPUs were given",
-    "reserved for the platform",
+    "platform recipes, where ingest is bound",
 )
 
 
@@ -105,8 +105,10 @@ VARIABLES: tuple[Variable, ...] = (
     Variable("*_DATA_DIR", SITE, "data folders; mounted"),
     Variable("TUNEPLANE_JOB_JUDGE_*", SITE, "optional judge service"),
     Variable("TUNEPLANE_JOB_SANDBOX_*", SITE, "optional sandbox service"),
-    Variable(MONITOR_INTERVAL, LATER, "seconds between hardware samples, 10 by default"),
-    Variable(HARDWARE_BRIDGE, LATER, "says that the platform's own hardware sampler runs"),
+    Variable(MONITOR_INTERVAL, SITE, "seconds between hardware samples, 10 by default"),
+    Variable(
+        HARDWARE_BRIDGE, BRIDGE, "`1`: the node agent samples hardware; the trainer's sampler stays off"
+    ),
 )
 
 SECRET_NAME = re.compile(
@@ -115,7 +117,7 @@ SECRET_NAME = re.compile(
 )
 """Names whose values are secrets (C11): HF_TOKEN, S3_KEY, WANDB_APIKEY. Not MAX_TOKENS, nor KEYMAP."""
 
-RESERVED = frozenset(v.name for v in VARIABLES if v.when not in (SITE, LATER))
+RESERVED = frozenset(v.name for v in VARIABLES if v.when not in (SITE, BRIDGE))
 """Names that no site configuration may set: the agent sets them."""
 
 

@@ -84,6 +84,12 @@ def noted_jobs(path: Path) -> frozenset[str]:
         return frozenset()
 
 
+def is_hardware_file(name: str) -> bool:
+    """Whether an ingest file is a hardware sampler's: it goes on while the training itself says nothing."""
+    fields = name.split("-")  # the host's own hyphens are underscores there
+    return len(fields) > 2 and fields[2].startswith("hardware")
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """`<storage root>/runs/<user>/<experiment>/<run_id>/`, mode 0700."""
@@ -131,7 +137,8 @@ class RunFolder:
 
     @property
     def ingest(self) -> Path:
-        """Points, `<attempt>-<host>-<rank>-<pid>.jsonl`, one writer a file: `TUNEPLANE_JOB_ENDPOINT`."""
+        """Points, `<attempt>-<host>-<rank>-<pid>-….jsonl`, one writer a file: `TUNEPLANE_JOB_ENDPOINT`. A hardware
+        sampler's have `hardware<node>` in the rank's place."""
         return self.path / "ingest"
 
     @property

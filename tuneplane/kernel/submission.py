@@ -5,7 +5,7 @@ Noted by `tp` after it submitted one, and by the job itself as it starts, which 
 
 from __future__ import annotations
 
-import socket
+import os
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ class Submission:
     @property
     def is_here(self) -> bool:
         """Whether it is a local job of this machine, whose processes can be looked at."""
-        return self.is_local and self.host == socket.gethostname()
+        return self.is_local and self.host == os.uname().nodename
 
     def is_alive_here(self) -> bool:
         """Whether a local job's process runs on this machine."""
@@ -55,7 +55,7 @@ def record_submission(run: RunFolder, job_id: str, by: str, pid: int = 0) -> Non
         job_id,
         by,
         time.time(),
-        socket.gethostname(),
+        os.uname().nodename,
         pid if local else 0,
         start_ticks(pid) if local else None,
     )

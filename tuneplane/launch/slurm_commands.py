@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,11 @@ IDS_A_CALL = 500
 
 IDS_A_LOOK = 5000
 """How many job ids one squeue call is asked for: about 60 kB, and one argument may have 128 (execve(2))."""
+
+ESTIMATE = re.compile(
+    r"^Job \d+ to start at (\S+) using \d+ processors on nodes (\S+)(?: in partition (\S+))?$"
+)
+"""What sbatch --test-only prints where it accepts a script. The id is of no job. Source: sbatch.c."""
 
 ANSWER_S = 60.0
 """How long a Slurm command may take. A busy controller answers within its MessageTimeout, 10 s by default."""
@@ -105,12 +111,33 @@ def submit_script(script: Path, *options: str) -> str:
 
 
 def estimate_start(script: Path) -> str:
-    """What `sbatch --test-only` says of a script: when it would start, or why it would be refused."""
+    """When and where a script would start, or why it would be refused."""
+    said = test_only(script)
+    found = ESTIMATE.search(said)
+    if found is None:
+        return said
+    start, nodes, partition = found.groups()
+    return f"{start.replace('T', ' ')} on {nodes}" + (f", partition {partition}" if partition else "")
+
+
+def test_only(script: Path) -> str:
+    """What `sbatch --test-only` says of a script, on one line. Never raises."""
     try:
         result = _call(["sbatch", "--test-only", str(script)], timeout_s=30)
     except OperationError as error:
         return f"no estimate: {error.faults[0].what}"
     return " ".join((result.stderr + result.stdout).replace("sbatch: ", "").split())
+
+
+def require_sbatch(environ: Mapping[str, str]) -> None:
+    """Raise OperationError where this machine could hand nothing to Slurm."""
+    if shutil.which("sbatch", path=environ.get("PATH", os.defpath)) is None:
+        raise OperationError(_not_here("sbatch"))
+
+
+def _not_here(program: str) -> Fault:
+    remedy = "run tp on a login node of the cluster, or use --profile local"
+    return Fault(f"{program} is not on this machine's PATH", remedy=remedy)
 
 
 def query_queue(job_ids: Sequence[str]) -> Answer:
@@ -228,12 +255,7 @@ def _call(argv: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[
             check=False,
         )
     except FileNotFoundError:
-        raise OperationError(
-            Fault(
-                f"{argv[0]} is not on this machine's PATH",
-                remedy="run tp on a login node of the cluster, or use --profile local",
-            )
-        ) from None
+        raise OperationError(_not_here(argv[0])) from None
     except subprocess.TimeoutExpired:
         doubt = ", and may have queued the job all the same" if argv[0] == "sbatch" else ""
         remedy = "look with: squeue --me" if doubt else "try again when Slurm's controller answers"

@@ -11,11 +11,12 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuneplane.containers import Launch
 from tuneplane.kernel.errors import Fault, OperationError, TunePlaneError
 from tuneplane.kernel.files import write_atomic
-from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.kernel.runfolder import RunFolder, is_hardware_file
 from tuneplane.kernel.unpack import unpack_capsule
 from tuneplane.node.allocation import count_devices, differences, read_allocation
 from tuneplane.node.command import command_line, node_facts, start_line
@@ -25,6 +26,7 @@ from tuneplane.node.environment import Place, job_environment, read_secrets
 from tuneplane.node.fence import Fence
 from tuneplane.node.process import become_subreaper
 from tuneplane.node.record import TOLD, NodeRecord, read_record
+from tuneplane.node.sampler import end_sampling, start_sampling
 from tuneplane.node.scratch import (
     held_scratch,
     make_user_folder,
@@ -37,6 +39,9 @@ from tuneplane.node.start import check_start
 from tuneplane.node.trainer import CannotStart, Ended, Trainer
 from tuneplane.recipes.adapters import load_adapter
 from tuneplane.spec import JobSpec
+
+if TYPE_CHECKING:
+    from tuneplane.report.hardware.monitor import Monitor
 
 CANNOT_START = 125
 """Exit code where the agent failed before any command was started, as of env(1) and container runtimes."""
@@ -83,6 +88,7 @@ class NodeRun:
             python=sys.version.split()[0],
         )
         self.started_at = 0.0
+        self.sampling: Monitor | None = None
         self.fence = Fence(
             self.folder,
             self.attempt,
@@ -144,6 +150,7 @@ class NodeRun:
                         ended_at=ended.at,
                     )
                 finally:
+                    end_sampling(self.sampling)
                     self.trainer.end_rest()
                 self._explain(started, ended, log.fileno())
         return ended
@@ -171,14 +178,16 @@ class NodeRun:
         self.record.change(
             state="running", command=command.argv, command_pid=pid, command_started_at=self.started_at
         )
+        self.sampling = start_sampling(job, values)
         return started
 
     def _explain(self, started: Launch, ended: Ended, log: int) -> None:
         """Where a command in a container failed at once and reported nothing: what its image has."""
         early = ended.code != 0 and ended.at - self.started_at < EARLY_S
-        if self.job.spec.container.runtime == "none" or not early or self.signals.told:
+        if self.job.spec.container.runtime == "none" or not early or ended.told or self.signals.told:
             return
-        if any(self.folder.ingest.glob(f"{self.attempt.number}-*")):
+        points = self.folder.ingest.glob(f"{self.attempt.number}-*")
+        if any(not is_hardware_file(path.name) for path in points):
             return
         with suppress(OSError):  # the command's own end stands, whatever comes of this
             lines = explain(self.job.spec, started, self.scratch, self.signals)

@@ -21,8 +21,8 @@ from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.kernel.submission import record_submission
 from tuneplane.node.address import head_address, pick_port
 from tuneplane.node.allocation import place_differences, slurm_job_id
-from tuneplane.node.fence import fenced_after_s
 from tuneplane.node.record import read_record
+from tuneplane.node.silence import fenced_after_s
 from tuneplane.node.start import check_start
 from tuneplane.spec import JobSpec
 
@@ -36,6 +36,10 @@ LOST_STATES = frozenset(["", "NODE_FAIL", "BOOT_FAIL"])
 
 SQUEUE_S = 30.0
 """How long squeue may take; a busy controller answers in seconds."""
+
+
+BESIDE_S = 0.1
+"""Slept beyond what is needed, so that the last look need not be repeated."""
 
 
 def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, str]) -> AttemptFolder | None:
@@ -53,7 +57,7 @@ def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, 
             return None
         refuse_restart(run, job, earlier[-1], slurm_id)
     if earlier:
-        refuse_if_running(earlier[-1], job, slurm_id, restarts)
+        wait_or_refuse(earlier[-1], job, slurm_id, restarts)
     check_start(run, job)
     if nodes > len(hosts):
         raise OperationError(
@@ -185,11 +189,12 @@ def _claim_folder(
         ) from None
 
 
-def refuse_if_running(attempt: AttemptFolder, job: JobSpec, slurm_id: str = "", restarts: int = 0) -> None:
-    """Raise OperationError where the last attempt may still be alive.
+def wait_or_refuse(attempt: AttemptFolder, job: JobSpec, slurm_id: str = "", restarts: int = 0) -> None:
+    """Return once the last attempt is surely over. Raises OperationError where it is alive.
 
     slurm_id, restarts: of the job that is about to start. Evidence in this order: the attempt's own end, its
-    process on this machine, the same Slurm job started anew, Slurm's word, the age of its heartbeats.
+    process on this machine, the same Slurm job started anew, Slurm's word, its heartbeats: where nobody else
+    knows, silence is waited for, and a new sign of life refuses the start.
     """
     if attempt.end.exists():
         return
@@ -210,9 +215,23 @@ def refuse_if_running(attempt: AttemptFolder, job: JobSpec, slurm_id: str = "", 
             raise still_running(attempt, f"Slurm job {former} is {state}")
         if state is not None and state not in LOST_STATES:
             return
+    _wait_for_silence(attempt, fenced_after_s(job.spec.node.heartbeat_s), job.spec.node.heartbeat_s)
+
+
+def _wait_for_silence(attempt: AttemptFolder, fenced_s: float, heartbeat_s: float) -> None:
+    """Until a lost attempt has been silent for so long that it has no process any more, on any node."""
     age_s = _silence_s(attempt)
-    if age_s < fenced_after_s(job.spec.node.heartbeat_s):
-        raise still_running(attempt, f"its last sign of life is {age_s:.0f} s old")
+    if age_s < fenced_s:
+        told = f"attempt {attempt.number} is lost, and its last sign of life is {age_s:.0f} s old"
+        print(
+            f"tuneplane: {told}: waiting {fenced_s - age_s:.0f} s until it surely has ended", file=sys.stderr
+        )
+    while age_s < fenced_s:
+        slept_s = min(heartbeat_s, fenced_s - age_s + BESIDE_S)
+        time.sleep(slept_s)
+        before_s, age_s = age_s, _silence_s(attempt)
+        if age_s < before_s + slept_s / 2:
+            raise still_running(attempt, f"its last sign of life is {age_s:.0f} s old")
 
 
 def still_running(attempt: AttemptFolder, why: str) -> OperationError:

@@ -17,7 +17,6 @@ from tuneplane.kernel.errors import OperationError, TunePlaneError
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.node.allocation import slurm_job_id
 from tuneplane.node.attempt import chain_ended
-from tuneplane.node.fence import fenced_after_s
 from tuneplane.node.outcome import ENDED_ELSEWHERE, end, write_for_a_while
 from tuneplane.node.progress import Progress, has_progressed, read_progress, recorded
 from tuneplane.node.record import read_record
@@ -33,6 +32,7 @@ from tuneplane.node.restart import (
     requeued_by_slurm,
     run_slurm,
 )
+from tuneplane.node.silence import fenced_after_s
 from tuneplane.spec import JobSpec, read
 
 TAIL_BYTES = 1 << 16

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
-from tuneplane.node.fence import FENCE_GRACE_S
 from tuneplane.node.signals import Signals
+from tuneplane.node.silence import FENCE_GRACE_S
 
 
 class Ending:

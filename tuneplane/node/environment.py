@@ -16,6 +16,7 @@ from tuneplane.kernel import env
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.node.allocation import Allocation
+from tuneplane.node.sampler import samples_hardware
 from tuneplane.spec import JobSpec
 
 KERNEL_FOLDER = ".tuneplane/kernel"
@@ -98,6 +99,8 @@ def job_environment(
     if spec.reporting.enabled:
         values[env.ENDPOINT] = spec.reporting.endpoint
         values[env.RUN_ID] = job.metadata.run_id
+    if samples_hardware(job):
+        values[env.HARDWARE_BRIDGE] = "1"
     if spec.framework.observability == "platform":
         # First: what a module put there stays behind it.
         values["PYTHONPATH"] = os.pathsep.join(

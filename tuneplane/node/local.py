@@ -15,7 +15,7 @@ from tuneplane.kernel.files import read_json
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import record_submission
 from tuneplane.node.agent import NodeRun
-from tuneplane.node.attempt import claim, refuse_if_running
+from tuneplane.node.attempt import claim, wait_or_refuse
 from tuneplane.node.leftovers import end_leftovers
 from tuneplane.node.outcome import end
 from tuneplane.node.scratch import make_user_folder
@@ -28,7 +28,7 @@ def run_local(job: JobSpec, environ: Mapping[str, str]) -> int:
     """Claim, run and end one attempt here. Returns the attempt's exit code."""
     run = RunFolder(Path(job.metadata.folder))
     for earlier in run.attempts()[-1:]:
-        refuse_if_running(earlier, job)  # before it waits behind that very attempt
+        wait_or_refuse(earlier, job)  # before it waits behind that very attempt
     record_submission(run, f"local-{os.getpid()}", "hand", os.getpid())
     for number in (*ENDING, signal.SIGUSR2):
         signal.signal(number, _leave)  # a wait for a lock ends by an exception alone

@@ -1,12 +1,14 @@
-"""Entry of `kernel.pyz`: `claim`, `node` and `end` for the batch script, `local`, and `shell`.
+"""Entry of `kernel.pyz`: `claim`, `node`, `end` and `clear` for the batch script, `local`, and `shell`.
 
 Its standard output is read by the batch script; everything meant for people goes to standard error.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tuneplane.kernel.errors import Exit, TunePlaneError
@@ -15,19 +17,34 @@ from tuneplane.kernel.runfolder import RunFolder
 USAGE = """usage: kernel.pyz claim RUN HOST...
        kernel.pyz node RUN ATTEMPT ADDRESS PORT
        kernel.pyz end RUN ATTEMPT CODE
+       kernel.pyz clear RUN
        kernel.pyz local RUN
        kernel.pyz shell RUN ATTEMPT RANK [COMMAND...]"""
 
-NUMBERS = {"claim": (), "node": (0, 2), "end": (0, 1), "local": (), "shell": (0, 1)}
+NUMBERS = {"claim": (), "node": (0, 2), "end": (0, 1), "clear": (), "local": (), "shell": (0, 1)}
 """Which arguments after RUN are whole numbers."""
 
-FEWEST = {"claim": 0, "node": 3, "end": 2, "local": 0, "shell": 2}
-MOST = {"node": 3, "end": 2, "local": 0}
+FEWEST = {"claim": 0, "node": 3, "end": 2, "clear": 0, "local": 0, "shell": 2}
+MOST = {"node": 3, "end": 2, "clear": 0, "local": 0}
+
+
+class Unfailing(io.TextIOBase):
+    """Standard error, which may be a file on a full disk: what cannot be said there fails nothing.
+
+    Unbuffered: what is left in a buffer at the end makes Python leave with 120.
+    """
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            os.write(2, text.encode("utf-8", "backslashreplace"))
+        return len(text)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one of the commands of `USAGE`; returns the exit code."""
+    """Run one of the commands of `USAGE`; returns the exit code. Without `argv` this process is the program."""
     arguments = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        sys.stderr = Unfailing()
     os.umask(0o077)
     if not is_sound(arguments):
         print(USAGE, file=sys.stderr)
@@ -82,6 +99,11 @@ def _run(name: str, run: RunFolder, rest: list[str]) -> int:
         from tuneplane.node.agent import NodeRun
 
         return NodeRun(job, int(rest[0]), rest[1], int(rest[2]), os.environ, signals).run()
+    if name == "clear":
+        from tuneplane.node.clear import clear_here
+
+        clear_here(job)
+        return Exit.DONE
     if name == "local":
         from tuneplane.node.local import run_local
 

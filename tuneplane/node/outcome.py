@@ -16,6 +16,7 @@ from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.files import write_json
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
 from tuneplane.node.record import read_record, was_asked
+from tuneplane.node.silence import silence_sentence
 
 WRITE_S = 10.0
 """How long end and intent are tried to be written where the disk is full; the exit code is told all the same."""
@@ -85,12 +86,6 @@ def never_began(nodes: list[dict[str, Any]], hosts: list[str]) -> list[dict[str,
     return [{"rank": rank, "host": host} for rank, host in enumerate(hosts) if rank not in seen]
 
 
-def silence_sentence(hosts: list[str], silent_s: float) -> str:
-    """`n3 has been silent for 30 s: it is dead or cut off`."""
-    has, it_is = ("has", "it is") if len(hosts) == 1 else ("have", "they are")
-    return f"{', '.join(hosts)} {has} been silent for {silent_s:.0f} s: {it_is} dead or cut off"
-
-
 def end(run: RunFolder, number: int, srun_code: int, environ: Mapping[str, str], rank: int = 0) -> int:
     """End an attempt: its record written, the run started again where it goes on; the exit code.
 
@@ -103,6 +98,10 @@ def end(run: RunFolder, number: int, srun_code: int, environ: Mapping[str, str],
         return srun_code or ENDED_ELSEWHERE  # node 0 was given up by the others, who see to the end
     end = read_record(attempt.end)
     code = int(end.get("code") or 0) if end else _end(run, attempt, srun_code, fence, environ)
+    if srun_code and not fence:
+        from tuneplane.node.clear import clear_nodes
+
+        clear_nodes(run, attempt, environ)
     if attempt.restart.exists():
         from tuneplane.node.chain import go_on
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.kernel.runfolder import RunFolder, is_hardware_file
 from tuneplane.spec import JobSpec
 
 TAIL_BYTES = 1 << 16
@@ -98,7 +98,8 @@ def _changed_at(path: Path) -> float | None:
 
 def _ingest_files(run: RunFolder, attempt: int) -> list[Path]:
     try:
-        return [path for path in run.ingest.glob(f"{attempt}-*.jsonl") if not path.is_symlink()]
+        found = run.ingest.glob(f"{attempt}-*.jsonl")
+        return [path for path in found if not path.is_symlink() and not is_hardware_file(path.name)]
     except OSError:
         return []
 

@@ -6,12 +6,14 @@ alone do not tell. UDP on the port whose TCP side is the trainer's: nothing else
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import selectors
 import socket
 import threading
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 SIGNATURE_BYTES = 16
@@ -22,6 +24,12 @@ ENDED_TIMES = 3
 
 LONGEST_KEY_BYTES = 64
 """Of blake2b."""
+
+SHORTEST_S = 0.001
+"""A time-out of 0 would mean a socket that never waits."""
+
+ANSWERED = (0, errno.ECONNREFUSED)
+"""What a connection comes to where there is a host."""
 
 
 class Silence:
@@ -45,7 +53,9 @@ class Silence:
 
 
 class Pulse:
-    """One node's end of it. Node 0 answers, every other node asks. A socket that cannot be had means silence.
+    """One node's end of it: node 0 and every other one speak to each other.
+
+    A socket that cannot be had means silence.
 
     key: known to this attempt's nodes alone, so that no message of another attempt counts.
     """
@@ -64,6 +74,7 @@ class Pulse:
         self.ended: set[int] = set()
         """Nodes that said that their command has ended by itself: they are silent from then on."""
         self._has_ended = False
+        self._family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._senders: dict[int, Any] = {}
         self._open: socket.socket | None = None
 
@@ -99,38 +110,70 @@ class Pulse:
             except OSError:
                 time.sleep(self._interval_s)
 
+    def reach(self, others: Iterable[int], within_s: float) -> set[int]:
+        """Those whose hosts answer a connection, if only by refusing it: a network that loses datagrams alone."""
+        hosts = {rank: sender[0] for rank, sender in self._senders.items()} if self._rank == 0 else {}
+        hosts = hosts or {0: self._address}
+        reached: set[int] = set()
+        deadline = time.monotonic() + within_s
+        with ExitStack() as stack:
+            waiting = stack.enter_context(selectors.DefaultSelector())
+            for other in set(others) & hosts.keys():
+                opened = stack.enter_context(socket.socket(self._family, socket.SOCK_STREAM))
+                opened.setblocking(False)
+                code = opened.connect_ex((hosts[other], self._port))
+                if code == errno.EINPROGRESS:
+                    waiting.register(opened, selectors.EVENT_WRITE, other)
+                elif code in ANSWERED:
+                    reached.add(other)
+            while waiting.get_map() and (left_s := deadline - time.monotonic()) > 0:
+                for key, _ in waiting.select(left_s):
+                    waiting.unregister(key.fileobj)
+                    if key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) in ANSWERED:  # type: ignore[union-attr]
+                        reached.add(key.data)
+        return reached
+
     def _socket(self) -> socket.socket:
-        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
-        opened = socket.socket(family, socket.SOCK_DGRAM)
+        opened = socket.socket(self._family, socket.SOCK_DGRAM)
         if self._rank == 0:
             opened.bind((self._address, self._port))
         else:
             opened.connect((self._address, self._port))
-            opened.settimeout(self._interval_s)
         return opened
 
     def _answer(self, opened: socket.socket) -> None:
+        """Hear all, and speak to all of them at every interval: of two ways one may lose what the other brings."""
+        speaks_at = time.monotonic()
         while True:
-            message, sender = opened.recvfrom(LONGEST_BYTES)
-            rank = self._hear(message)
-            if rank is not None:
-                self._senders[rank] = sender
-                try:
-                    opened.sendto(self._message(), sender)
-                except OSError:  # no way back to it just now
-                    continue
+            opened.settimeout(max(SHORTEST_S, speaks_at - time.monotonic()))
+            try:
+                message, sender = opened.recvfrom(LONGEST_BYTES)
+            except socket.timeout:  # Python 3.9: not TimeoutError yet
+                pass
+            else:
+                rank = self._hear(message)
+                if rank is not None:
+                    self._senders[rank] = sender
+            if time.monotonic() >= speaks_at:
+                speaks_at = time.monotonic() + self._interval_s
+                for sender in list(self._senders.values()):
+                    with suppress(OSError):  # no way to it just now
+                        opened.sendto(self._message(), sender)
 
     def _ask(self, opened: socket.socket) -> None:
+        """Speak at every interval, and hear what comes meanwhile: what is left lying would be heard too late."""
         while True:
-            begun = time.monotonic()
-            try:
+            until = time.monotonic() + self._interval_s
+            with suppress(OSError):  # refused: node 0 does not listen yet; no route: cut off
                 opened.send(self._message())
-                self._hear(opened.recv(LONGEST_BYTES))
-            except socket.timeout:  # Python 3.9: not TimeoutError yet
-                continue
-            except OSError:  # refused: node 0 does not listen yet; no route: cut off
-                pass
-            time.sleep(max(0.0, self._interval_s - (time.monotonic() - begun)))
+            while (left_s := until - time.monotonic()) > 0:
+                opened.settimeout(left_s)
+                try:
+                    self._hear(opened.recv(LONGEST_BYTES))
+                except socket.timeout:
+                    break
+                except OSError:
+                    time.sleep(max(0.0, until - time.monotonic()))
 
     def _message(self) -> bytes:
         state = "ended" if self._has_ended else "ending" if self.ending else "alive"

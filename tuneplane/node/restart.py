@@ -249,11 +249,15 @@ def _sbatch(run: RunFolder, job: JobSpec, exclude: list[str], environ: Mapping[s
     return text.strip().split(";")[0]
 
 
+def slurm_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of one of Slurm's commands: without the job's own variables, which are options to them."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    return {**kept, **{name: environ[name] for name in KEPT if name in environ}}
+
+
 def run_slurm(argv: list[str], environ: Mapping[str, str]) -> str:
     """What one of Slurm's commands printed. Raises OperationError with its own words."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
-    kept.update({name: environ[name] for name in KEPT if name in environ})
-    kept["SLURM_TIME_FORMAT"] = "%s"
+    kept = {**slurm_environment(environ), "SLURM_TIME_FORMAT": "%s"}
     command = " ".join(argv[:2])
     try:
         done = subprocess.run(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from tuneplane.report.session import Session
 
-__all__ = ["finish", "init", "log", "should_stop"]
+__all__ = ["TunePlaneCallback", "finish", "init", "log", "should_stop"]
 
 
 class _Off:
@@ -82,7 +82,8 @@ def init(
     """Open this process's reporting session. Calling it again changes nothing, but keeps hparams it did not know.
 
     hparams: a mapping, dataclass, namespace or config object, kept with the run and shown.
-    monitor_hardware: accepted; this version samples no hardware and says so once on stderr.
+    monitor_hardware: sample GPUs, CPU, memory, disk and network, on the global rank 0 alone, and not where the
+        platform does so itself (TUNEPLANE_JOB_HARDWARE_BRIDGE). Metrics are named `system/node0/…`.
     all_ranks: let every rank report; by default the global rank 0 alone does.
     resume_step: where this attempt took up again, the first step done anew: points of earlier attempts from there
         on are hidden. Without it each metric is hidden from the first step that this attempt logs of it.
@@ -131,6 +132,14 @@ def should_stop() -> bool:
         return _stop_asked()
     except Exception:  # never into the training loop (C16)
         return False
+
+
+def __getattr__(name: str) -> Any:
+    if name == "TunePlaneCallback":  # only for those who ask for it
+        with imports:
+            from tuneplane.report.callback import TunePlaneCallback
+        return TunePlaneCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def _open() -> Session | _Off:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuneplane.report.lines import unicode
 from tuneplane.report.values import size_of
 
 TYPE_CHECKING = False
@@ -109,7 +110,7 @@ class _Plainer:
         for secret in self._secrets:
             if secret in text:
                 text = text.replace(secret, MASK)
-        return text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…"
+        return unicode(text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "…")
 
 
 def _storable_int(number: int) -> Any:

@@ -54,13 +54,25 @@ def read_ingest(environ: Mapping[str, str]) -> Ingest | str:
 def folder_of(uri: str) -> str:
     """The absolute folder that a file URI names (RFC 8089), or `""` where it names none."""
     import os
-    from urllib.parse import unquote_to_bytes
 
     for scheme in ("file://localhost/", "file:///"):
         if uri.lower().startswith(scheme):
-            path = unquote_to_bytes("/" + uri[len(scheme) :])
+            path = _unquoted("/" + uri[len(scheme) :])
             return "" if b"\0" in path else os.fsdecode(path)
     return ""
+
+
+def _unquoted(text: str) -> bytes:
+    """Percent escapes resolved (RFC 3986, 2.1). By hand: urllib costs 10 ms of import."""
+    from binascii import unhexlify
+
+    path, *parts = text.encode("utf-8", "surrogateescape").split(b"%")
+    for part in parts:
+        try:
+            path += unhexlify(part[:2].ljust(2)) + part[2:]
+        except ValueError:  # a lone % stands for itself
+            path += b"%" + part
+    return path
 
 
 def global_rank(environ: Mapping[str, str]) -> int:

@@ -45,14 +45,14 @@ def header_line(ingest: Ingest, host: str, pid: int, started_s: float) -> str:
 
 
 def point_body(time_s: float, step: int | float, numbers: Mapping[str, int | float]) -> str:
-    """A point without its number. Floats have nine digits: a 32-bit float comes back as it was; ints keep all."""
+    """A point without its number. Floats have twelve digits, which cost no more than nine; ints have all."""
     parts = []
     for name, number in numbers.items():
         head = _heads.get(name) or _remember(name)
         if type(number) is not float:
             parts.append(f"{head}{number}")
         elif number - number == 0.0:
-            parts.append(f"{head}{number:.9g}")
+            parts.append(f"{head}{number:.12g}")
         else:
             parts.append(head + json.dumps(number))  # NaN, Infinity, -Infinity
     return f'"t":{time_s:.3f},"s":{step!r},"m":{{{",".join(parts)}}}'
@@ -78,8 +78,13 @@ def numbered(number: int, body: str) -> str:
     return f'{{"n":{number},{body}}}\n'
 
 
+def unicode(text: str) -> str:
+    """Text with `?` for each lone surrogate, which most readers of JSON refuse."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
 def _remember(name: str) -> str:
     if len(_heads) >= _MAX_HEADS:
         _heads.clear()
-    head = _heads[name] = json.dumps(name) + ":"
+    head = _heads[name] = json.dumps(unicode(name)) + ":"
     return head

@@ -12,6 +12,7 @@ import threading
 import time
 
 from tuneplane.report import lines
+from tuneplane.report.forks import imports
 from tuneplane.report.hparams import known_secrets, plain
 from tuneplane.report.stderr import say
 from tuneplane.report.values import flatten, mean
@@ -21,10 +22,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from tuneplane.report.hardware.monitor import Monitor
     from tuneplane.report.ingest import Ingest
 
 FLUSH_S = 2.0
 """How long `finish` and the end of the process wait for what is queued."""
+
+HARDWARE_FLUSH_S = 0.2
+"""Of that, what the last sample of hardware may take."""
 
 _INT64 = 1 << 63
 
@@ -37,6 +42,8 @@ class Session:
         host = os.uname().nodename
         header = lines.header_line(ingest, host, os.getpid(), started_s)
         self.writer = Writer(f"{ingest.folder.rstrip('/')}/{file_name(ingest, host)}", header)
+        self._ingest = ingest
+        self._monitor: Monitor | None = None
         self._steps = threading.RLock()
         self._next_step: int | float = 0
         self._hparams: dict[str, Any] = {}
@@ -50,10 +57,7 @@ class Session:
         if sys.is_finalizing():
             return
         if monitor_hardware:
-            self.writer.tell_once(
-                "hardware",
-                "monitor_hardware=True: this version samples no hardware; everything else is reported",
-            )
+            self._start_monitor()
         if resume_step is not None:
             step = storable_step(resume_step)
             if step is not None:
@@ -88,12 +92,13 @@ class Session:
             if step >= self._next_step:
                 self._next_step = int(step) + 1
             if flat.numbers:
-                self._put(lines.point_body(now_s, step, flat.numbers))
+                self._put_point(now_s, step, flat.numbers)
 
     def finish(self) -> None:
         """Wait for the queue, at most two seconds, and close the file."""
         if sys.is_finalizing():
             return
+        self._end_monitor(0.0)
         if not self.writer.flush(FLUSH_S):
             self._say_left()
         self.writer.close()
@@ -103,12 +108,37 @@ class Session:
         if not self._ending:
             self._ending = True
             self._end_deadline = time.monotonic() + FLUSH_S
+            self._end_monitor(HARDWARE_FLUSH_S)
         if not self.writer.flush(max(0.0, self._end_deadline - time.monotonic())):
             self._say_left()
 
     def count_lost_call(self) -> None:
         """A call that failed as a whole."""
         self._drop_point("a reporting call failed: its point was dropped")
+
+    def _start_monitor(self) -> None:
+        with imports:
+            from tuneplane.report.hardware import start_monitor
+        with self._steps:
+            if self._monitor is None:
+                self._monitor = start_monitor(self._ingest, os.environ)
+
+    def _end_monitor(self, wait_s: float) -> None:
+        if self._monitor is not None:
+            from tuneplane.report.hardware import end_monitor
+
+            end_monitor(self._monitor, wait_s)
+            self._monitor = None
+
+    def _put_point(self, now_s: float, step: int | float, numbers: dict[str, Any]) -> None:
+        """One line, or several where one would be too long: ten thousands of names in a call."""
+        body = lines.point_body(now_s, step, numbers)
+        if len(body) <= lines.MAX_LINE_BYTES or len(numbers) == 1:
+            self._put(body)
+            return
+        names = list(numbers)
+        for half in (names[: len(names) // 2], names[len(names) // 2 :]):
+            self._put_point(now_s, step, {name: numbers[name] for name in half})
 
     def _put(self, body: str) -> None:
         self.writer.put(body)
@@ -134,10 +164,13 @@ class Session:
             say(f"{left} points could not be written to {self.writer.path}: {why}")
 
 
-def file_name(ingest: Ingest, host: str) -> str:
-    """`<attempt>-<host>-<rank>-<pid>-<random>.jsonl`: the random end because containers and hosts reuse pids."""
+def file_name(ingest: Ingest, host: str, writer: str = "") -> str:
+    """`<attempt>-<host>-<rank>-<pid>-<random>.jsonl`: the random end because containers and hosts reuse pids.
+
+    writer: what stands in the rank's place where it is no trainer's.
+    """
     safe = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "_" for c in host)[:64] or "_"
-    return f"{ingest.attempt}-{safe}-{ingest.rank}-{os.getpid()}-{os.urandom(3).hex()}.jsonl"
+    return f"{ingest.attempt}-{safe}-{writer or ingest.rank}-{os.getpid()}-{os.urandom(3).hex()}.jsonl"
 
 
 def storable_step(step: Any) -> int | float | None:

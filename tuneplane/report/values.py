@@ -22,6 +22,8 @@ _MAX_CONTAINERS = 100_000
 """Bounds on nesting and on containers a call: a structure that holds itself must end somewhere."""
 
 _INT64 = 1 << 63
+_FLOATS = frozenset((float,))
+_NAMES = frozenset((str,))
 _SEQUENCES = (list, tuple, range, set, frozenset, deque)
 
 
@@ -42,9 +44,17 @@ class Flat:
 def flatten(metrics: Any, prefix: str | None = None) -> Flat:
     """Flatten nested mappings with `/`, put `prefix` before names without a namespace, reduce values to means."""
     flat = Flat()
+    if not prefix and type(metrics) is dict and _is_flat(metrics):
+        flat.numbers = metrics
+        return flat
     space = str(prefix).strip("/") + "/" if prefix else ""
     _flatten_into(flat, metrics, "", "" if space == "/" else space, _Budget(), 0)
     return flat
+
+
+def _is_flat(metrics: dict[Any, Any]) -> bool:
+    """Whether there is nothing to do, which is the rule: a flat dict of floats."""
+    return _FLOATS.issuperset(map(type, metrics.values())) and _NAMES.issuperset(map(type, metrics))
 
 
 def mean(value: Any) -> Number:

@@ -27,8 +27,9 @@ _CHUNK_BYTES = 1 << 20
 _BACK_OFF_S = (0.1, 0.2, 0.5, 1.0, 2.0)  # after the first, second, … failed try; the last one stays
 _FLUSH_POLL_S = 0.002
 _TELL_AFTER_S = 5.0  # a failure that heals sooner (a restarted server, a stale handle) is nobody's business
-_RECHECK_S = 5.0  # how often an open file is checked for having been deleted
 _SYNC_S = 1.0  # how long points may stay in a client's own cache (C21: visible within 5 s)
+_PROVE_S = 5.0  # how often an open file is looked for under its name: a folder may be deleted, or put back
+_PROVE_BYTES = 1 << 20  # and after how much
 _COUNTS_S = 1.0  # how often changed counts of dropped points are written
 
 _OPEN_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -69,11 +70,19 @@ class Writer:
         self._dropped_told = (0, 0)  # what a line tells of the points and values dropped
         self._fd = -1
         self._unwritten = b""
-        self._unsynced = b""  # written, but a cache may still lose it; empty on most file systems
+        self._unsynced: list[
+            bytes
+        ] = []  # written, but a client's cache may lose it; empty on most file systems
+        self._unproven: list[
+            bytes
+        ] = []  # written, but its folder may have been deleted before anyone read it
+        self._unproven_bytes = 0  # of both
         self._counts_written_at = 0.0
-        self._checked_at = 0.0
+        self._proven_at = 0.0
         self._synced_at = 0.0
         self._must_sync = False
+        self._identity = (0, 0)  # of the file last opened: device and inode
+        self._end = 0  # where the last write to it ended
         self._failures = 0
         self._failing_since = 0.0
         self._last_error: OSError | None = None
@@ -200,7 +209,7 @@ class Writer:
             self._take()
         written = self._write_all()
         self._say_messages()
-        if written and self._close_wanted and not self._unsynced:
+        if written and self._close_wanted and not self._unproven and not self._unsynced:
             self._close_wanted = False
             self._close()
 
@@ -210,7 +219,9 @@ class Writer:
             if self._queue or self._messages or self._hurry:
                 return _LINGER_S
             self._idle = True
-            return _COUNTS_S if self._unsynced or self._dropped != self._dropped_told else -1
+        if self._unsynced or self._dropped != self._dropped_told:
+            return _COUNTS_S
+        return _PROVE_S if self._unproven else -1
 
     def _back_off(self) -> None:
         """Sleep longer after each failed try, but not while someone waits in `flush`."""
@@ -239,16 +250,14 @@ class Writer:
         self._unwritten = "".join(lines).encode("ascii", "backslashreplace")
 
     def _write_all(self) -> bool:
-        """Write and, where needed, sync what was taken. False: it failed, all is kept, try again later."""
+        """Write what was taken and see it safe. False: it failed, all is kept, try again later."""
         try:
-            if self._unwritten:
+            if self._unwritten or ((self._unproven or self._unsynced) and self._fd < 0):
                 self._open()
             while self._unwritten:
                 self._write_some()
-            if self._unsynced and (self._hurry or time.monotonic() - self._synced_at >= _SYNC_S):
-                os.fdatasync(self._fd)
-                self._synced_at = time.monotonic()
-                self._unsynced = b""
+            self._sync()
+            self._prove()
         except OSError as error:
             self._note_failure(error)
             return False
@@ -256,7 +265,7 @@ class Writer:
             self.tell_once("resumed", "reporting goes on")
         self._failures = 0
         self._last_error = None
-        if not self._unsynced:
+        if not self._unproven and not self._unsynced:
             with self._lock:
                 self._taken_bytes = 0
                 self._safe_numbers = self._numbers
@@ -270,19 +279,42 @@ class Writer:
         written = os.write(self._fd, data[:end])
         if written == 0:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._end += written
         whole = data.rfind(b"\n", 0, written) + 1
-        if self._must_sync:
-            self._unsynced += data[:whole]
+        (self._unsynced if self._must_sync else self._unproven).append(data[:whole])
+        self._unproven_bytes += whole
         # A line that was cut short stands there torn: the next write ends it and gives the line again, whole.
         self._unwritten = (b"\n" if written > whole else b"") + data[whole:]
 
-    def _open(self) -> None:
-        """Have the file open, and still be the file of that name; a new one begins with the header."""
+    def _sync(self) -> None:
+        """Where the file system's client keeps writes back: have it send them, a second after the last time."""
+        if self._unsynced and (self._hurry or time.monotonic() - self._synced_at >= _SYNC_S):
+            os.fdatasync(self._fd)
+            self._synced_at = time.monotonic()
+            self._unproven += self._unsynced
+            self._unsynced = []
+
+    def _prove(self) -> None:
+        """Forget what was written, where the file is still found under its name: only there can it be read.
+
+        Raises OSError where it is not, as after its folder was deleted or replaced.
+        """
         now = time.monotonic()
-        if self._fd >= 0 and now - self._checked_at > _RECHECK_S:
-            self._checked_at = now
-            if os.fstat(self._fd).st_nlink == 0:  # deleted: what is written there, nobody can read
-                self._close()
+        due = self._hurry or now - self._proven_at >= _PROVE_S or self._unproven_bytes >= _PROVE_BYTES
+        if not self._unproven or self._unsynced or not due:
+            return
+        if self._found() != self._identity:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        self._proven_at = now
+        self._unproven, self._unproven_bytes = [], 0
+
+    def _found(self) -> tuple[int, int]:
+        """Which file is there under our file's name."""
+        state = os.stat(self.path)  # noqa: PTH116 (pathlib costs 10 ms of import)
+        return state.st_dev, state.st_ino
+
+    def _open(self) -> None:
+        """Have the file open. A new one begins with the header, and with what the former one may have lost."""
         if self._fd >= 0:
             return
         fd = os.open(self.path, _OPEN_FLAGS, 0o600)
@@ -290,20 +322,24 @@ class Writer:
         if not stat.S_ISREG(state.st_mode):
             os.close(fd)
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._fd, self._checked_at = fd, now
+        self._fd = fd
         self._must_sync = keeps_writes_back(os.path.dirname(self.path))  # noqa: PTH120 (pathlib costs 10 ms)
+        former, self._identity = self._identity, self._found()
+        if self._identity != former or state.st_size < self._end:
+            self._unsynced, self._unproven = self._unproven + self._unsynced, []
+        self._unwritten = b"".join((*self._unsynced, self._unwritten))  # what comes twice has one number
+        self._unsynced, self._unproven_bytes = [], sum(map(len, self._unproven))
+        self._end, self._proven_at = state.st_size, time.monotonic()
         if state.st_size == 0:
             if not self._unwritten.startswith(self._header):
                 self._unwritten = self._header + self._unwritten
-        elif not self._unwritten.startswith(b"\n"):  # what stands last may be torn
+        elif self._unwritten and not self._unwritten.startswith(b"\n"):  # what stands last may be torn
             self._unwritten = b"\n" + self._unwritten
 
     def _note_failure(self, error: OSError) -> None:
         """Keep everything, open anew next time (ESTALE, EIO), and say so once where it lasts."""
         now = time.monotonic()
         self._close()
-        self._unwritten = self._unsynced + self._unwritten  # lines that come twice have the same number
-        self._unsynced = b""
         self._last_error = error
         if self._failures == 0:
             self._failing_since = now

@@ -24,4 +24,7 @@ def words(cause: str) -> str:
 
 def on_node(reason: str, node: str) -> str:
     """A reason and the node that it tells of; where that begins the sentence already, no second time."""
-    return f"{reason} on {node}" if reason and node and not reason.startswith(f"{node} ") else reason
+    if not reason or not node or reason.startswith(f"{node} "):
+        return reason
+    first, newline, remedy = reason.partition("\n")
+    return f"{first} on {node}{newline}{remedy}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pwd
 from collections.abc import Iterator
@@ -53,6 +52,8 @@ def remember_root(root: Path) -> None:
 
     A file for each, so that two submits at once on two login nodes keep both.
     """
+    import hashlib  # late: `tp job ls` needs none
+
     folder = state_folder() / "roots"
     folder.mkdir(mode=0o700, exist_ok=True)
     path = folder / f"{hashlib.sha256(os.fsencode(root)).hexdigest()[:16]}.json"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tuneplane.kernel.runfolder import RunFolder
@@ -44,6 +44,9 @@ CLEARED_WORDS = "tp job gc left its outputs alone"
 
 NOT_BEGUN_CODE = 140
 """128 + USR2: `tp job pause` came before the job's script or agent could note the signal."""
+
+NOT_NOTED_CODE = 75
+"""A run that saved, to be continued, and that could not be noted. Source: `node/outcome.py`, NOT_NOTED."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +198,7 @@ def judge(records: Records, queue: Answer, books: Answer) -> RunState:
         attempt=records.attempts[-1].number if records.attempts else None,
         attempts=len(records.attempts),
         profile=records.profile,
-        nodes=records.nodes if began else [],
+        nodes=[_at_the_end(n) if final else n for n in records.nodes] if began else [],
         submitted_at=job.at if job else None,
         started_at=number(records.start.get("started_at")) if began else None,
         ended_at=number(records.end.get("ended_at")) if began else None,
@@ -206,6 +209,13 @@ def judge(records: Records, queue: Answer, books: Answer) -> RunState:
         pending_restart=lost,
         rerun_of=records.rerun_of,
     )
+
+
+def _at_the_end(node: NodeState) -> NodeState:
+    """A node of a run that is over: its agent was killed where its record still says that it runs."""
+    if node.state == "ended":
+        return node
+    return replace(node, state="lost" if node.code is None else "ended")
 
 
 def _whole_reason(records: Records, reason: str, not_restarted: str, lost: str) -> str:
@@ -355,6 +365,10 @@ def _ended_without_record(records: Records, job: Submission, slurm: SlurmJob) ->
     if job.job_id in records.paused and job != records.claimed and unasked:
         return _not_begun(records)
     code = 0 if slurm.state == "COMPLETED" else slurm.code
+    saved = job == records.claimed and records.nodes and all(node.code == 0 for node in records.nodes)
+    if slurm.state == "FAILED" and saved and code in (None, NOT_NOTED_CODE):
+        told = f"it saved and ended, which could not be noted; tp job resume {records.run.run_id} goes on"
+        return Verdict("FAILED", code, told)
     words = batch_words(records.run, job)
     first, second = (words, slurm.reason) if slurm.state == "FAILED" else (slurm.reason, words)
     return Verdict(slurm.state, code, first or second)

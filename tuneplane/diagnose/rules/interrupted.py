@@ -55,6 +55,11 @@ def waits_again(evidence: Evidence) -> bool:
     return evidence.state in WAITING and evidence.attempts > 0
 
 
+def waited_anew(evidence: Evidence) -> bool:
+    """Whether its next attempt had been handed to Slurm: what ended the job then came after the last attempt."""
+    return evidence.restart is not None and evidence.restart.carried_out
+
+
 def who(evidence: Evidence) -> str:
     """`it`, or of several attempts the one that is told of."""
     several = evidence.attempts > 1 or evidence.restart is not None or waits_again(evidence)

@@ -12,6 +12,7 @@ from tuneplane.diagnose.rules.interrupted import (
     PREEMPTION,
     WALLTIME,
     ended_by,
+    waited_anew,
     waits_again,
     who,
 )
@@ -82,6 +83,8 @@ def walltime(evidence: Evidence) -> Finding | None:
 def _interrupted(evidence: Evidence, cause: str) -> bool:
     """Whether the last attempt was ended by `cause`, and that is what is to be told: not while another runs."""
     if not (evidence.state in ENDED_BADLY or waits_again(evidence)) or _by_hand(evidence):
+        return False
+    if evidence.state == "CANCELLED" and waited_anew(evidence):
         return False
     return ended_by(evidence) == cause and not any(rule(evidence) for rule in INSTEAD)
 
@@ -247,6 +250,38 @@ def agent_gone(evidence: Evidence) -> Finding | None:
     )
 
 
+def batch_script_gone(evidence: Evidence) -> Finding | None:
+    """The batch script was killed: Slurm ends all steps, and nobody is left to write how the attempt ended."""
+    job = evidence.job
+    if evidence.state not in ("FAILED", "LOST") or job is None or job.scheduler != "slurm":
+        return None
+    if not evidence.attempts or evidence.ended_at is not None or evidence.restart is not None:
+        return None
+    number = _batch_signal(evidence)
+    if number is None or any(n.code is None or (n.code and not n.told_to_stop) for n in evidence.nodes):
+        return None
+    host = evidence.slurm.fields.get("BatchHost") or (evidence.hosts[0] if evidence.hosts else "")
+    where = f" on node 0 ({host})" if host else ""
+    return Finding(
+        "agent-gone",
+        f"its batch script{where} was killed by signal {number}, so Slurm ended all nodes",
+        f"tp job retry {evidence.run_id} starts it again. A person with kill, or the system for want of memory,"
+        " did it: the node's log (dmesg, journalctl) tells administrators which",
+        node=0,
+        host=host,
+        evidence=(*_slurm_lines(evidence)[:3], *last_lines(evidence.log(0), 2)),
+        certainty=LIKELY,
+    )
+
+
+def _batch_signal(evidence: Evidence) -> int | None:
+    """The signal that ended the batch script, by Slurm's `exit code:signal`; None where none did."""
+    told = [step.exit_code for step in evidence.slurm.steps if step.job_id.endswith(".batch")][-1:]
+    told += [evidence.slurm.fields.get("ExitCode", "")]
+    signals = [text.partition(":")[2] for text in told]
+    return next((int(text) for text in signals if text.isdecimal() and int(text)), None)
+
+
 def _killed_line(evidence: Evidence, node: Node) -> tuple[str, ...]:
     lines = evidence.batch.tail if evidence.batch else ()
     return tuple(line for line in lines if node.host in line and re.search(r"Killed|exit code", line))[:2]
@@ -254,11 +289,13 @@ def _killed_line(evidence: Evidence, node: Node) -> tuple[str, ...]:
 
 def cancelled(evidence: Evidence) -> Finding | None:
     """scancel, by whom."""
-    if evidence.state != "CANCELLED" or _by_hand(evidence):
+    if evidence.state != "CANCELLED" or _by_hand(evidence) or any(rule(evidence) for rule in INSTEAD):
+        return None
+    if ended_by(evidence) and not waited_anew(evidence):
         return None
     step = next((s for s in evidence.slurm.steps if s.state.startswith("CANCELLED by")), None)
     marked = evidence.batch.mark("slurm-ended") if evidence.batch else None
-    if step is None and evidence.slurm.state == "CANCELLED" and marked is None and not evidence.slurm.fields:
+    if step is None and marked is None and not evidence.slurm.fields and not waited_anew(evidence):
         return None
     ours = evidence.slurm.fields.get("JobState", "CANCELLED")
     if step is None and ours != "CANCELLED":
@@ -267,9 +304,11 @@ def cancelled(evidence: Evidence) -> Finding | None:
     if found.trace is not None and not found.is_victim:
         return None
     who = _who(step.state.removeprefix("CANCELLED by ").strip()) if step else ""
+    anew = waited_anew(evidence) and evidence.attempt is not None
+    waited = f" while attempt {(evidence.attempt or 0) + 1} waited to start" if anew else ""
     return Finding(
         "cancelled",
-        f"the Slurm job was cancelled{' by ' + who if who else ''}",
+        f"the Slurm job was cancelled{' by ' + who if who else ''}{waited}",
         f"tp job retry {evidence.run_id} starts it again"
         + ("; ask the administrators why" if who.startswith("root") else ""),
         evidence=_slurm_lines(evidence)[:3],
@@ -319,4 +358,4 @@ FIRST = (stopped_by_user, saved_and_ended, walltime, preempted, node_failure)
 """Slurm knows: what the log says of it (a rank that lost its peer) is the consequence."""
 
 RULES = (suspended, node_silent, cancelled, other_end)
-LAST = (agent_gone,)
+LAST = (agent_gone, batch_script_gone)

@@ -6,6 +6,7 @@ from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
 from tuneplane.diagnose.rules.told import at, last_lines, shortly, trace_lines
 from tuneplane.diagnose.silence import QUIET_S, silence_s
+from tuneplane.runs.records import SILENT_S
 
 WELL = ("RUNNING", "COMPLETED")
 
@@ -44,6 +45,7 @@ def _without_points(evidence: Evidence) -> bool:
     job = evidence.job
     return (
         evidence.state in WELL
+        and not _is_ending(evidence)
         and not any(node.code for node in evidence.nodes)
         and not evidence.points.points
         and not evidence.points.refused
@@ -51,6 +53,12 @@ def _without_points(evidence: Evidence) -> bool:
         and job.reporting
         and any(log.size_bytes for log in evidence.logs)
     )
+
+
+def _is_ending(evidence: Evidence) -> bool:
+    """Whether it was asked to end, or nodes of it are dead: that is what is to be told of it."""
+    silent = any(n.code is None and (n.beat_age_s or 0.0) > SILENT_S for n in evidence.nodes)
+    return evidence.state == "RUNNING" and (evidence.stop_marker or evidence.fence is not None or silent)
 
 
 def still_loading(evidence: Evidence) -> Finding | None:

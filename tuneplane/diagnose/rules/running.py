@@ -9,6 +9,7 @@ from tuneplane.diagnose.finding import LIKELY, POSSIBLE, Finding
 from tuneplane.diagnose.rules.told import has_begun, last_lines, seconds
 from tuneplane.diagnose.silence import QUIET_S, silence_s
 from tuneplane.runs.causes import words
+from tuneplane.runs.state import CLEARED_WORDS
 
 STUCK_S = 120.0
 """Slurm's KillWait, UnkillableStepTimeout and a usual epilog are over by then."""
@@ -289,6 +290,8 @@ def cannot_tell(evidence: Evidence) -> Finding:
     lines += list(_tail(evidence))
     lines += list(last_lines(evidence.batch, 2)) if evidence.batch else []
     sentence = f"the cause cannot be told from what is there: {known}"
+    if evidence.reason.startswith(CLEARED_WORDS):
+        sentence = f"why cannot be told any more, since its records were cleared by tp job gc: {known}"
     if evidence.state == "UNKNOWN":
         sentence = f"how it is cannot be told: Slurm does not answer ({evidence.reason})"
     return Finding(

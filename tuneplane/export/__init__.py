@@ -1,0 +1,1 @@
+"""Taking a run's metrics elsewhere: CSV, JSON lines, TensorBoard event files, wandb. Called by the CLI."""

@@ -1,0 +1,108 @@
+"""Where an export goes: written beside its place under another name, renamed when it is whole.
+
+Nothing that was there is touched before that, and nothing but an earlier export is ever replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from tuneplane.kernel.errors import Fault, UsageError
+
+EVENTS = "tfevents"
+"""In the name of every event file: TensorBoard knows them by it."""
+
+
+@contextmanager
+def new_file(path: Path, replace: bool) -> Iterator[IO[str]]:
+    """A file to be written to `path`. replace: a file that is there; else it is refused.
+
+    Raises UsageError where something is in the way, OSError where the disk refuses; nothing is left then.
+    """
+    _refuse(path, replace, stat.S_ISREG, "file")
+    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="", buffering=1 << 20) as file:
+            yield file
+        if not replace:
+            _put(temporary, path)
+        else:
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(path: Path, replace: bool) -> Iterator[Path]:
+    """A folder of event files to be written to `path`. replace: one that holds nothing else.
+
+    Raises UsageError where something is in the way, OSError where the disk refuses; nothing is left then.
+    """
+    _refuse(path, replace, stat.S_ISDIR, "folder")
+    if replace and path.exists():
+        _refuse_foreign(path)
+    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.tmp")
+    temporary.mkdir()
+    try:
+        yield temporary
+        if replace and path.exists():
+            old = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.old")
+            path.rename(old)
+            temporary.rename(path)
+            shutil.rmtree(old)
+        else:
+            temporary.rename(path)
+    finally:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(temporary)
+
+
+def _put(temporary: Path, path: Path) -> None:
+    """Rename, and refuse where another process has made `path` meanwhile."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise _in_the_way(path, "appeared meanwhile") from None
+    except OSError:  # a file system without hard links
+        temporary.replace(path)
+
+
+def _refuse(path: Path, replace: bool, kind: object, word: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    except NotADirectoryError:
+        raise _in_the_way(path, "lies below what is no folder") from None
+    assert callable(kind)
+    if not kind(mode):
+        raise UsageError(
+            Fault(f"{path} is no {word}", "--out", f"give the name of a {word} that is not there yet")
+        )
+    if not replace:
+        raise _in_the_way(path, "is there already")
+
+
+def _in_the_way(path: Path, what: str) -> UsageError:
+    return UsageError(Fault(f"{path} {what}", "--out", "give another name, or --force to replace it"))
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """`--force` must not take a folder away that was meant as the place to put an export into."""
+    for where, _, files in os.walk(folder):
+        foreign = [name for name in files if EVENTS not in name]
+        if foreign:
+            raise UsageError(
+                Fault(
+                    f"{folder} holds more than event files: {Path(where, foreign[0])}",
+                    "--force",
+                    f"give a folder in it: --out {folder}/NAME",
+                )
+            )
