@@ -34,6 +34,8 @@ HOSTILE = {
     "שלום": 8.0,
     'a,"b"\'c': 9.0,
 }
+READ = {name.encode("utf-8", "replace").decode() for name in HOSTILE}
+"""As the store gives them: half a surrogate pair is a question mark."""
 
 
 @pytest.fixture
@@ -211,7 +213,7 @@ def test_hostile_names_are_text_and_no_row_is_too_wide(home: Path, tp: Tp, form:
         names = {row["metric"] for row in csv.DictReader(io.StringIO(done.stdout))}
         assert len(names) == len(HOSTILE) and not any(name[0] in "=+-@" for name in names)
     if form == "--json":
-        assert {metric["name"] for metric in json.loads(done.stdout)["metrics"]} == set(HOSTILE)
+        assert {metric["name"] for metric in json.loads(done.stdout)["metrics"]} == READ
 
 
 def columns_of(character: str) -> int:
