@@ -278,6 +278,24 @@ def test_numpy_arrays_of_every_kind() -> None:
     assert len(flatten(dict(enumerate(bad))).dropped) == len(bad)
 
 
+@pytest.mark.contract("C15")
+def test_bfloat16_and_float8_as_jax_has_them() -> None:
+    numpy, ml_dtypes = pytest.importorskip("numpy"), pytest.importorskip("ml_dtypes")
+    flat = flatten(
+        {
+            "scalar": ml_dtypes.bfloat16(0.5),
+            "zero_d": numpy.array(0.25, dtype=ml_dtypes.bfloat16),
+            "short": numpy.array([0.5, 1.5], dtype=ml_dtypes.bfloat16),
+            "long": numpy.full(10_000, 0.5, dtype=ml_dtypes.bfloat16),
+            "float8": numpy.array([1.0, 2.0], dtype=ml_dtypes.float8_e4m3fn),
+            "nan": ml_dtypes.bfloat16("nan"),
+        }
+    )
+    assert math.isnan(flat.numbers.pop("nan"))
+    assert flat.numbers == {"scalar": 0.5, "zero_d": 0.25, "short": 1.0, "long": 0.5, "float8": 1.5}
+    assert flat.dropped == []
+
+
 def test_torch_tensors_of_every_kind() -> None:
     torch = pytest.importorskip("torch")
     long_half = torch.full((100_000,), 0.1, dtype=torch.bfloat16)

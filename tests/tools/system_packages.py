@@ -34,6 +34,7 @@ NEEDED = (
     Program("unshare", "util-linux", "tests of full disks, and the testbed"),
     Program("mount", "mount", "tests of full and stalled disks"),
     Program("mkfs.ext4", "e2fsprogs", "tests of stalled disks"),
+    Program("fusermount3", "fuse3", "tests of disks that fail now and then"),
     Program("gcc", "build-essential", "tests of GPU metrics, which compile a fake NVML"),
     Program("node", "nodejs", "the board's page and its tests"),
     Program("npm", "npm", "the board's page"),
