@@ -232,7 +232,8 @@ init({"lr": 1}); log({"loss": 1}); should_stop(); finish()
 names = getattr(sys, "stdlib_module_names", None)
 loaded = {name.split(".")[0] for name in sys.modules} - {"tuneplane", "__main__"}
 print(sorted(loaded - names) if names else sorted(loaded & {"torch", "transformers", "ray", "numpy"}))
-print(sorted(n for n in sys.modules if n.startswith("tuneplane.") and not n.startswith("tuneplane.report")))
+ours = ("tuneplane.report", "tuneplane.kernel")
+print(sorted(n for n in sys.modules if n.startswith("tuneplane.") and not n.startswith(ours)))
 """
     done = subprocess.run(
         [python, "-I", "-S", "-c", program, str(REPOSITORY)],
