@@ -70,8 +70,12 @@ class Writer:
         self._dropped_told = (0, 0)  # what a line tells of the points and values dropped
         self._fd = -1
         self._unwritten = b""
-        self._unsynced: list[bytes] = []  # written, but a client's cache may lose it; empty on most file systems
-        self._unproven: list[bytes] = []  # written, but its folder may have been deleted before anyone read it
+        self._unsynced: list[
+            bytes
+        ] = []  # written, but a client's cache may lose it; empty on most file systems
+        self._unproven: list[
+            bytes
+        ] = []  # written, but its folder may have been deleted before anyone read it
         self._unproven_bytes = 0  # of both
         self._counts_written_at = 0.0
         self._proven_at = 0.0
