@@ -46,7 +46,7 @@ class BoardServer:
         kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
         self.process = subprocess.Popen(
             [str(Path(sys.executable).with_name("tp")), "board", *argv],
-            env={**kept, "HOME": str(home), **environment},
+            env={**kept, "HOME": str(home), "TUNEPLANE_STORE_DIR": str(home / "store"), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

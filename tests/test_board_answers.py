@@ -105,7 +105,8 @@ def test_hostile_names_are_texts_and_nothing_else(serve: Serve, root: Path) -> N
     server.wait_for_runs(1)
     metrics = {metric["id"]: metric["name"] for metric in server.overview(RING)["metrics"]}
     assert len(metrics) == len(HOSTILE)
-    for name in HOSTILE:
+    for given in HOSTILE:
+        name = given.encode("utf-8", "replace").decode()  # half a surrogate pair is no character
         told = metrics[metric_id(name)]
         assert told == name or (len(name) > 2000 and told.startswith(name[:2000]) and "100000 char" in told)
     lines = server.lines(("run", RING), *(("metric", metric) for metric in metrics))

@@ -36,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MetricRun:
     """Two attempts, the second from step 40 on; values that are no numbers; a step that is no whole one."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_STATE_HOME", raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("TUNEPLANE_STORE_DIR", str(tmp_path / "store"))
     run = MetricRun(tmp_path)
     run.attempt(0, 1)
     run.attempt(1, 0)

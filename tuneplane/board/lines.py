@@ -10,9 +10,12 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from tuneplane.collect.buckets import thin
 from tuneplane.collect.series import Points, Series
+
+A = TypeVar("A", int, float)
 
 STEP, RELATIVE, TIME = "step", "relative", "wall"
 
@@ -70,7 +73,7 @@ def _line(
     times_s: array[float],
     view: View,
     attempt: int | None,
-    attempts: Sequence[int] = (),
+    attempts: array[int] | None = None,
 ) -> Drawn:
     xs = steps if view.order == STEP else times_s
     if any(map(float.__gt__, xs, xs[1:])):  # by time, steps may have come late
@@ -78,23 +81,33 @@ def _line(
         xs, steps, values, times_s = (
             array("d", map(column.__getitem__, order)) for column in (xs, steps, values, times_s)
         )
-        attempts = [attempts[i] for i in order] if attempts else attempts
+        attempts = array("q", map(attempts.__getitem__, order)) if attempts else None
     # With a neighbour on either side, so that lines reach the edge.
     first, end = max(0, bisect_left(xs, view.low) - 1), min(len(xs), bisect_right(xs, view.high) + 1)
     shown = Points(xs[first:end], values[first:end])
-    kept = [first + index for index in thin(shown, view.buckets)]
+    kept = thin(shown, view.buckets)
     drawn = Drawn(attempt, end - first)
     if len(kept) < end - first:
         drawn.mean_x, drawn.mean_y = means(shown, view.buckets)
-    for to, column in ((drawn.steps, steps), (drawn.values, values), (drawn.times_s, times_s)):
-        to.extend(map(column.__getitem__, kept))
+    drawn.steps, drawn.values, drawn.times_s = (
+        _chosen(column[first:end], kept) for column in (steps, values, times_s)
+    )
     if attempts:
-        drawn.starts = _starts([attempts[i] for i in kept])
+        drawn.starts = _starts(_chosen(attempts[first:end], kept))
     return drawn
 
 
-def _starts(attempts: Sequence[int]) -> list[tuple[int, int]]:
+def _chosen(column: array[A], kept: Sequence[int]) -> array[A]:
+    """These of a column's values; the column itself where it is all of them."""
+    if len(kept) == len(column):
+        return column
+    return array(column.typecode, map(column.__getitem__, kept))
+
+
+def _starts(attempts: array[int]) -> list[tuple[int, int]]:
     """Where each attempt begins: (index, attempt)."""
+    if attempts and attempts.count(attempts[0]) == len(attempts):
+        return [(0, attempts[0])]
     return [(i, a) for i, a in enumerate(attempts) if i == 0 or a != attempts[i - 1]]
 
 
