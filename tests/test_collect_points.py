@@ -425,3 +425,12 @@ def test_what_no_utf8_can_hold_can_still_be_shown(run: Path) -> None:
     assert len(shown.encode("utf-8")) < 1000
     assert (sorted(metrics.series), metrics.hparams) == (["a?", "b"], {"k?": "v?", "ok": "\u00e4"})
     assert metrics.skipped == {"?.txt": "no .jsonl file"} and metrics.torn_lines == 1
+
+
+def test_a_file_made_anew_under_the_old_one_s_number_is_read_from_its_start(run: Path) -> None:
+    path = write(run, header(), point(0, value=1.0), point(1, value=2.0))
+    reader = collector(run)
+    reader.refresh()
+    path.write_text(header() + point(0, value=3.0) + point(1, value=4.0) + point(2, value=5.0))  # same inode
+    reader.refresh()
+    assert list(reader.metrics().series["loss"].values) == [3.0, 4.0, 5.0]

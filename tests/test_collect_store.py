@@ -75,7 +75,7 @@ def spoil(path: Path) -> None:
     """Exchange what is in a file, so that nobody sees it who does not read it again."""
     status = path.stat()
     with path.open("r+b") as file:
-        file.write(b"#" * status.st_size)
+        file.write(b"#" * (status.st_size - 100))
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 

@@ -155,6 +155,19 @@ def test_another_projects_package_of_the_name_tuneplane_is_detected_and_named(tm
     assert told(ask(PYTHONPATH=str(site)), in_capsule=True)[what] == WARN
 
 
+@pytest.mark.contract("C25")
+def test_another_projects_package_is_told_though_it_has_a_module_report(tmp_path: Path) -> None:
+    """Its import works and its calls succeed, and no point ever arrives."""
+    site = distribution(tmp_path / "site", "tuneplane", "0.4.2", "Client of a console")
+    module(site, "tuneplane/__init__.py")
+    module(site, "tuneplane/report/__init__.py", "def log(*_, **__): ...")
+    what = (
+        "the image's tuneplane 0.4.2 (Client of a console) is another project's of that name:"
+        " its tuneplane.report writes no points here"
+    )
+    assert told(ask(PYTHONPATH=str(site)))[what] == FAIL
+
+
 def test_a_folder_that_is_merely_called_so_is_told(tmp_path: Path) -> None:
     module(tmp_path, "tuneplane/__init__.py")
     found = told(ask(PYTHONPATH=str(tmp_path)))
@@ -174,6 +187,7 @@ def test_this_projects_wheel_is_told_with_its_version(
     site = distribution(tmp_path / "site", "tuneplane", version)
     module(site, "tuneplane/__init__.py")
     module(site, "tuneplane/report/__init__.py")
+    module(site, "tuneplane/report/lines.py")
     assert told(ask(PYTHONPATH=str(site)))[what] == level
 
 

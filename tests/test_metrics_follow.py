@@ -53,7 +53,8 @@ def run(tmp_path: Path) -> Iterator[LiveRun]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", "TERM": "xterm"}
+    store = {"TUNEPLANE_STORE_DIR": str(home / "store")}
+    return {"PATH": os.environ["PATH"], "HOME": str(home), "LANG": "C.UTF-8", "TERM": "xterm", **store}
 
 
 class Terminal:

@@ -232,7 +232,8 @@ init({"lr": 1}); log({"loss": 1}); should_stop(); finish()
 names = getattr(sys, "stdlib_module_names", None)
 loaded = {name.split(".")[0] for name in sys.modules} - {"tuneplane", "__main__"}
 print(sorted(loaded - names) if names else sorted(loaded & {"torch", "transformers", "ray", "numpy"}))
-print(sorted(n for n in sys.modules if n.startswith("tuneplane.") and not n.startswith("tuneplane.report")))
+ours = ("tuneplane.report", "tuneplane.kernel")
+print(sorted(n for n in sys.modules if n.startswith("tuneplane.") and not n.startswith(ours)))
 """
     done = subprocess.run(
         [python, "-I", "-S", "-c", program, str(REPOSITORY)],
@@ -260,7 +261,7 @@ def test_importing_it_takes_a_few_milliseconds(job: ReportJob) -> None:
 
     place = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r})"
     bare = cheapest(place)
-    assert cheapest(f"{place}; import tuneplane.report") - bare < 0.03
+    assert cheapest(f"{place}; import tuneplane.report") - bare < 0.015
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def words(run: MetricRun, *more: str) -> list[str]:
 
 
 def environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8", **more}
+    store = {"TUNEPLANE_STORE_DIR": str(tmp_path / "store")}
+    return {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "LANG": "C.UTF-8", **store, **more}
 
 
 @pytest.fixture

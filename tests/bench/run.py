@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from board import board_rows
 from collect import collect_rows
+from report import report_rows
 from testbed_client import Testbed
 
 REPEATS = 15
@@ -233,13 +234,13 @@ def ms(seconds: float) -> str:
 def main() -> int:
     """Print the table; exit 1 where a target does not hold."""
     rows = startup_rows()
-    rows += [Row(*row) for row in (*collect_rows(), *board_rows())]
+    rows += [Row(*row) for row in (*report_rows(), *collect_rows(), *board_rows())]
     bed = Testbed()
     bed.start()
     lab, image = make_lab(bed), bed.image
     rows += [submit_row(bed, lab, image), agent_row(bed, lab, image), image_row(bed, lab, image)]
     for row in rows:
-        word = "holds" if row.holds else "MISSED"
+        word = ("holds" if row.holds else "MISSED") if row.target else ""
         print(f"{row.what:<26} {row.measured:>9}   {row.floor:<34} {row.figure:>9}   {row.target:<10} {word}")
     return 0 if all(row.holds for row in rows) else 1
 

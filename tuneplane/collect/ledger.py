@@ -72,16 +72,19 @@ class Ledger:
                 column = self.columns[key] = _column(key, file)
                 self._lines = None
             fresh.append((column, points))
-        self.lines()
-        resumed = self.resumed()
-        if resumed != self._resumed:  # it changes what is hidden in every line
-            self._resumed = resumed
-            self.stale.update(self.lines())
-        latest = max(resumed, default=0)
+        self.notice_resumed()
+        latest = max(self._resumed, default=0)
         for column, points in fresh:
             self._summarise(column, points, latest)
             column.add(points)
         return fresh
+
+    def notice_resumed(self) -> None:
+        """Where a file says by now that its attempt took up again, that changes what is hidden in every line."""
+        lines, resumed = self.lines(), self.resumed()
+        if resumed != self._resumed:
+            self._resumed = resumed
+            self.stale.update(lines)
 
     def _summarise(self, column: Column, points: Columns, latest_resumed: int) -> None:
         name = self._names[column.file, column.attempt, column.name]

@@ -278,6 +278,7 @@ class Store:
                 self._write(ledger, fresh, gone)
                 fresh, gone, count = [], [], 0
         if fresh or gone or ledger.reader.looked:
+            ledger.notice_resumed()
             self._write(ledger, fresh, gone)
 
     def _write(self, ledger: Ledger, fresh: list[tuple[Column, Columns]], gone: list[Column]) -> None:

@@ -23,6 +23,9 @@ _HOLE_LIFE_S = 600.0
 _HOLE_PAUSE_S = 1.0
 """Between two looks at the same block of zeros."""
 
+_TRAIL_BYTES = 64
+"""Read again at each look, just before what is new: a file made anew may have the number of the old one."""
+
 OPEN_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -53,6 +56,7 @@ class Tail:
         self._opener = opener or (lambda: os.open(path, OPEN_FLAGS))
         self._identity: tuple[int, int] | None = None
         self._offset = 0  # of the first byte not yet given out
+        self._trail: tuple[int, bytes] = (0, b"")  # where bytes that were given out end, and these
         self._skipping = False  # inside a line that is too long
         self._holes: list[tuple[int, int, float]] = []  # start, end, time of the first look
         self._holes_seen_at = 0.0
@@ -61,6 +65,7 @@ class Tail:
     def rewind(self) -> None:
         """Give all lines again from the first."""
         self._offset, self._skipping, self._holes, self.seen = 0, False, [], None
+        self._trail = (0, b"")
         self.on_restart()
 
     def is_same(self, status: os.stat_result) -> bool:
@@ -81,7 +86,8 @@ class Tail:
             if not stat.S_ISREG(state.st_mode):
                 raise NotRegular(f"{self.path} is no regular file")
             identity = (state.st_dev, state.st_ino)
-            if self._identity is not None and (identity != self._identity or state.st_size < self._offset):
+            same = identity == self._identity and state.st_size >= self._offset and self._follows(fd)
+            if self._identity is not None and not same:
                 self.rewind()
             self._identity = identity
             self.modified_s = state.st_mtime
@@ -89,9 +95,21 @@ class Tail:
                 yield from self._filled_holes(fd)
             if state.st_size > self._offset:
                 yield from self._grown(fd, state.st_size)
+            self._remember(fd)
             self.seen = (*identity, state.st_size, state.st_mtime_ns)
         finally:
             os.close(fd)
+
+    def _follows(self, fd: int) -> bool:
+        """Whether what was given out stands there still, by its last bytes."""
+        end, trail = self._trail
+        return os.pread(fd, len(trail), end - len(trail)) == trail
+
+    def _remember(self, fd: int) -> None:
+        """Zeros are not remembered: a client's cache may still fill them."""
+        start = max(0, self._offset - _TRAIL_BYTES)
+        trail = os.pread(fd, self._offset - start, start)
+        self._trail = (0, b"") if b"\0" in trail else (start + len(trail), trail)
 
     def _grown(self, fd: int, size: int) -> Iterator[bytes]:
         position, rest = self._offset, b""
@@ -149,6 +167,7 @@ class Tail:
         return {
             "identity": self._identity,
             "offset": self._offset,
+            "trail": [self._trail[0], self._trail[1].hex()],
             "skipping": self._skipping,
             "holes": self._holes,
             "oversized": self.oversized,
@@ -160,6 +179,7 @@ class Tail:
         """Go on from a `state`. Raises TypeError, ValueError or LookupError where it is none."""
         self._identity = _integers(state["identity"], 2)
         self._offset = int(state["offset"])
+        self._trail = (int(state["trail"][0]), bytes.fromhex(state["trail"][1]))
         self._skipping = bool(state["skipping"])
         self._holes = [(int(start), int(end), float(since)) for start, end, since in state["holes"]]
         self.oversized = int(state["oversized"])

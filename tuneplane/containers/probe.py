@@ -65,6 +65,8 @@ found["tuneplane"] = {
     "distribution": distribution("tuneplane"),
     "folder": ours,
     "report": bool(ours) and os.path.isfile(os.path.join(ours, "report", "__init__.py")),
+    # What makes it this project's: others of the name have a module report as well, which posts points elsewhere.
+    "lines": bool(ours) and os.path.isfile(os.path.join(ours, "report", "lines.py")),
 }
 torch = folder("torch")
 if torch:
@@ -197,12 +199,14 @@ def _python(answer: Answer, custom: bool) -> Iterator[Finding]:
 
 def _tuneplane(found: Python, version: str, in_capsule: bool) -> Iterator[Finding]:
     installed, folder = found.tuneplane.get("distribution"), found.tuneplane.get("folder")
-    if installed and not found.tuneplane.get("report"):
+    if installed and not found.tuneplane.get("lines"):
         summary = f" ({installed['summary']})" if installed["summary"] else ""
+        told = "its tuneplane.report writes no points here"
+        if not found.tuneplane.get("report"):
+            told = "it has no tuneplane.report"
         yield Finding(
             WARN if in_capsule else FAIL,
-            f"the image's tuneplane {installed['version']}{summary} is another project's of that name: it has no"
-            " tuneplane.report",
+            f"the image's tuneplane {installed['version']}{summary} is another project's of that name: {told}",
             "pip uninstall tuneplane, then install this project's wheel in the image",
         )
     elif folder and not found.tuneplane.get("report"):

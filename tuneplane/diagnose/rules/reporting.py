@@ -146,8 +146,8 @@ def completed_without_points(evidence: Evidence) -> Finding | None:
     if named:
         why = f"though {', '.join(named[:3])} names tuneplane"
         remedy = (
-            "an import within `try` fails silently where the image has no tuneplane, and only rank 0"
-            " reports: print"
+            "an import within `try` fails silently where the image has no tuneplane, another project's package"
+            " of that name reports elsewhere (tp image check), and only rank 0 reports: print"
             " tuneplane.__file__ there"
         )
     else:
