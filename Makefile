@@ -87,5 +87,5 @@ test-testbed: install
 test-alone: install
 	$(BIN)/pytest -m "testbed and alone"
 
-bench: testbed
+bench: testbed board
 	$(BIN)/python tests/bench/run.py

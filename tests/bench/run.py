@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from board import board_rows
 from collect import collect_rows
 from report import report_rows
 from testbed_client import Testbed
@@ -233,7 +234,7 @@ def ms(seconds: float) -> str:
 def main() -> int:
     """Print the table; exit 1 where a target does not hold."""
     rows = startup_rows()
-    rows += [Row(*row) for row in (*report_rows(), *collect_rows())]
+    rows += [Row(*row) for row in (*report_rows(), *collect_rows(), *board_rows())]
     bed = Testbed()
     bed.start()
     lab, image = make_lab(bed), bed.image
