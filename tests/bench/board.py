@@ -74,7 +74,11 @@ def look(page: Browser, server: BoardServer, ids: list[str]) -> tuple[float, flo
 
 def board_rows() -> list[Row]:
     """The chart drawn, and asked for and drawn, beside a bare canvas in the same browser."""
-    folder = Path(tempfile.mkdtemp(prefix="tuneplane-bench-board-"))
+    with tempfile.TemporaryDirectory(prefix="tuneplane-bench-board-", ignore_cleanup_errors=True) as folder:
+        return _measure(Path(folder))
+
+
+def _measure(folder: Path) -> list[Row]:
     ids = fill(folder / "tuneplane")
     with board(folder) as server, browser(folder / "chromium") as page:
         page.open(server.link)
