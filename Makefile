@@ -81,8 +81,12 @@ test: lint contract .venv/training
 test-here: install
 	$(BIN)/pytest -q -n 2 --dist loadfile -m "not testbed"
 
+# Chains hold a GPU for minutes, and others ask for all nodes at once: those would wait behind them.
+CHAINS := tests/test_slurm_restarts.py tests/test_slurm_pause.py tests/test_slurm_endings.py
+
 test-testbed: install
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder -m "testbed and not alone"
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "testbed and not alone" $(CHAINS)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "testbed and not alone" $(CHAINS:%=--ignore=%)
 
 test-alone: install
 	$(BIN)/pytest -m "testbed and alone"

@@ -194,8 +194,8 @@ def test_a_malformed_lock_is_told_with_its_place_and_the_way_out(lab: SlurmLab, 
 
 def test_without_git_nothing_can_be_submitted(committed: SlurmLab) -> None:
     path = f"{committed.bed.shared}/venv/bin"
-    said = committed.refused(*submit(committed), env={"PATH": path})
-    assert "git is not on the PATH" in said
+    said = committed.refused(*submit(committed), env={"PATH": path}, faults=2)
+    assert "git is not on the PATH" in said and "sbatch is not on this machine's PATH" in said
 
 
 @pytest.mark.contract("C26")
