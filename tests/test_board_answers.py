@@ -241,6 +241,15 @@ def test_hyper_parameters_that_hold_a_secret_are_masked(serve: Serve, root: Path
     assert server.get("/api/details", ("run", RING))["hparams"] == {"url": "https://•••@host"}
 
 
+def test_a_parameter_set_to_zero_or_off_is_told(serve: Serve, root: Path) -> None:
+    make_run(root, RING, STARTED, spec__hyperparams={"seed": 0, "packing": False, "dropout": 0.0})
+    server = serve()
+    server.wait_for_runs(1)
+    config = server.get("/api/details", ("run", RING))["config"]
+    told = {key: value for key, value in config.items() if key.startswith("set.")}
+    assert told == {"set.seed": 0, "set.packing": False, "set.dropout": 0.0}
+
+
 def test_artifacts_stay_inside(serve: Serve, root: Path) -> None:
     run = make_run(
         root,

@@ -151,7 +151,11 @@ def read_config(run: RunFolder) -> dict[str, Any]:
         "tuneplane": metadata.tuneplane,
         "created": metadata.created_at,
     }
-    return {key: value for key, value in flat(chosen).items() if value not in (None, "", [], {}, False)}
+    # 0 equals False and goes too; but what the user set is told whatever it is.
+    nothing: tuple[object, ...] = (None, "", [], {}, False)
+    return {
+        key: value for key, value in flat(chosen).items() if key.startswith("set.") or value not in nothing
+    }
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -163,9 +163,10 @@ export class Charts {
     }
     const waits = chosen.every((run) => !run.final && run.state !== "RUNNING");
     if (waits) return [h("h2", {}, "Not started yet"), line(chosen[0]!.reason || chosen[0]!.state)];
+    const over = chosen.every((run) => run.final);
     return [
-      h("h2", {}, "No points yet"),
-      line("The trainer reports them by log() of tuneplane.report. Weights may still be loading: the log tells."),
+      h("h2", {}, over ? "No points" : "No points yet"),
+      line(`The trainer reports them by log() of tuneplane.report. ${over ? "None came." : "Weights may still be loading: the log tells."}`),
       h("pre", {}, `tp job why ${chosen[0]!.id}`),
     ];
   }
