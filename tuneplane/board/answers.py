@@ -9,7 +9,7 @@ from typing import Any
 
 from tuneplane import spec as jobspec
 from tuneplane.board.watch import Known, Listed, States, metric_id
-from tuneplane.collect.store import Overview
+from tuneplane.collect.overview import Overview
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.runs.attempts import read_attempts
@@ -85,27 +85,9 @@ def overview_answer(run_id: str, known: Known, seen: str) -> dict[str, Any]:
 
 
 def notices(overview: Overview) -> list[str]:
-    """What the run could not keep, or what could not be read of it, in words (C16, C21)."""
-    told = [overview.fault] if overview.fault else []
-    if overview.dropped_points:
-        told.append(
-            f"{overview.dropped_points} points were dropped by the job: its storage did not take them"
-        )
-    if overview.dropped_values:
-        told.append(f"{overview.dropped_values} values were no numbers and were dropped")
-    if overview.gaps:
-        told.append(f"{overview.gaps} points are missing: numbered, but not in the files")
-    if overview.torn_lines:
-        told.append(f"{overview.torn_lines} lines are torn and were passed over")
-    for word, files in (
-        ("refused", overview.refused),
-        ("passed over", overview.skipped),
-        ("not readable", overview.unreadable),
-    ):
-        told += [f"{name} was {word}: {why}" for name, why in list(files.items())[:MAX_FILES]]
-        if len(files) > MAX_FILES:
-            told.append(f"{len(files) - MAX_FILES} more files were {word}")
-    return told
+    """Why the run could not be read, and what of it was lost."""
+    fault = [overview.fault] if overview.fault else []
+    return fault + overview.losses(most_files=MAX_FILES)
 
 
 def read_details(listed: Listed, overview: Overview) -> dict[str, Any]:

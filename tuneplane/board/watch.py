@@ -15,7 +15,8 @@ from pathlib import Path
 from tuneplane.board import wire
 from tuneplane.board.lines import View, draw
 from tuneplane.board.worker import Worker
-from tuneplane.collect.store import Overview, Store
+from tuneplane.collect.overview import Overview
+from tuneplane.collect.store import Store
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.runs.index import iterate_runs, started_order

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ from tuneplane.cli.show import age, plain, show_json, show_notices, show_table
 from tuneplane.kernel.errors import Exit
 
 if TYPE_CHECKING:
-    from tuneplane.collect.store import Overview, Store
+    from tuneplane.collect.overview import Overview
+    from tuneplane.collect.store import Store
     from tuneplane.runs.followed import FollowedRuns
 
 
@@ -70,7 +70,7 @@ def _once(store: Store, followed: FollowedRuns, as_json: bool) -> int:
         show_table(("RUN", "STATE", "METRICS", "NEW VALUES", "AGE"), rows)
         if not rows and not faults:
             click.echo("no runs of yours")
-    show_notices(f"{run_id}: {told}" for run_id, o in seen.items() for told in troubles(o))
+    show_notices(f"{run_id}: {told}" for run_id, o in seen.items() for told in map(plain, o.losses()))
     show_notices(f"{run_id} could not be read: {why}" for run_id, why in faults.items())
     return Exit.FAILED if faults else Exit.DONE
 
@@ -87,7 +87,7 @@ def _follow(store: Store, followed: FollowedRuns, pause_s: float) -> None:
             if not (store.new_points(run_id) or source.ended or turn % _QUIET_TURNS == 0):
                 continue
             overview = store.overview(run_id)
-            lines = [f"{run_id}: {trouble}" for trouble in troubles(overview, counted=False)]
+            lines = [f"{run_id}: {trouble}" for trouble in map(plain, overview.losses(counted=False))]
             if overview.fault:
                 lines.append(f"{run_id} could not be read: {overview.fault}")
             if source.ended:
@@ -101,23 +101,6 @@ def _follow(store: Store, followed: FollowedRuns, pause_s: float) -> None:
             kept = False
             show_notices([f"nothing is kept for the next time: {store.notice}"])
         time.sleep(pause_s)
-
-
-def troubles(overview: Overview, counted: bool = True) -> Iterator[str]:
-    """What of a run could not be kept or read, in words (C16, C21); counted: and how many."""
-    counts = (
-        (overview.dropped_points, "points were dropped by the job: its storage did not take them"),
-        (overview.dropped_values, "values were no numbers and were dropped"),
-        (overview.gaps, "points are missing: numbered, but not in the files"),
-        (overview.torn_lines, "lines are torn and were passed over"),
-    )
-    yield from (f"{count} {words}" if counted else words for count, words in counts if count)
-    for word, files in (
-        ("refused", overview.refused),
-        ("passed over", overview.skipped),
-        ("not readable", overview.unreadable),
-    ):
-        yield from (plain(f"{name} was {word}: {why}") for name, why in files.items())
 
 
 def _as_json(run_id: str, overview: Overview, store: Store, followed: FollowedRuns) -> dict[str, Any]:

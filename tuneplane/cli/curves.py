@@ -14,10 +14,11 @@ from tuneplane.collect.chart import Line, Look, styled
 from tuneplane.collect.choice import choose, is_system, nearest
 from tuneplane.collect.figure import MARKS, Shown, View, render
 from tuneplane.collect.metrics import LastValue
+from tuneplane.collect.overview import Overview
 from tuneplane.collect.printable import columns, number_text, printable, shorten, step_text
 from tuneplane.collect.series import Series
 from tuneplane.collect.source import RunSource
-from tuneplane.collect.store import Overview, Store
+from tuneplane.collect.store import Store
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.runs.sources import read_source
@@ -239,27 +240,8 @@ class CurveReader:
 
 
 def loss_words(overview: Overview) -> list[str]:
-    """What a run could not keep, and what of it was not read."""
-    told = []
-    if overview.fault:
-        told.append(overview.fault)
-    if overview.dropped_points:
-        told.append(
-            f"{overview.dropped_points} points were dropped by the job: its storage did not take them"
-        )
-    if overview.dropped_values:
-        told.append(f"{overview.dropped_values} values were no numbers and were dropped")
-    if overview.gaps:
-        told.append(f"{overview.gaps} points are missing: numbered, but not in the files")
-    if overview.torn_lines:
-        told.append(f"{overview.torn_lines} lines are torn and were passed over")
-    for word, files in (
-        ("refused", overview.refused),
-        ("passed over", overview.skipped),
-        ("not readable", overview.unreadable),
-    ):
-        told += [f"{name} was {word}: {why}" for name, why in files.items()]
-    return told
+    """Why the run could not be read, and what of it was lost."""
+    return ([overview.fault] if overview.fault else []) + overview.losses()
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from tuneplane.collect.lines import LastValue, summarise
+from tuneplane.collect.overview import Overview
 from tuneplane.collect.series import Series
 from tuneplane.collect.source import RunSource
-from tuneplane.collect.store import Overview, Store
+from tuneplane.collect.store import Store
 from tuneplane.kernel.errors import Fault, OperationError
 
 __all__ = ["LastValue", "Metrics", "last_values", "metrics_of", "read_metrics"]

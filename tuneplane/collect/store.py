@@ -12,17 +12,17 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tuneplane.collect.cache import Busy, Cache
 from tuneplane.collect.columns import Columns
 from tuneplane.collect.compact import WORTH_BYTES, Compact, open_compact, write_compact
 from tuneplane.collect.ledger import Ledger, columns_in
-from tuneplane.collect.lines import Column, LastValue, assemble, summarise
+from tuneplane.collect.lines import Column, assemble, summarise
+from tuneplane.collect.overview import Overview
 from tuneplane.collect.place import find_folder, make_folder
 from tuneplane.collect.points import IngestFile
 from tuneplane.collect.reader import Forgotten
@@ -42,33 +42,6 @@ _NO_LEDGER = (TypeError, ValueError, LookupError, AttributeError, ArithmeticErro
 """What restoring a ledger raises where a text is none."""
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Overview:
-    """What a run has reported by now, without its points.
-
-    metrics: by name; where several ranks report one metric, those above the lowest are named `loss@rank3`.
-    hparams: of all attempts, later ones win.
-    dropped_points, dropped_values: what the job says it could not report (a full queue; a value without a mean).
-    gaps: points that were numbered but are not in the files; torn_lines: lines there that are none.
-    refused, skipped, unreadable: files that were not read, and why.
-    attempts: those that reported anything. newest_s: wall time of the newest point, None without points.
-    fault: why the run could not be read at all; empty where it could.
-    """
-
-    metrics: Mapping[str, LastValue] = field(default_factory=dict)
-    hparams: Mapping[str, Any] = field(default_factory=dict)
-    dropped_points: int = 0
-    dropped_values: int = 0
-    gaps: int = 0
-    torn_lines: int = 0
-    refused: Mapping[str, str] = field(default_factory=dict)
-    skipped: Mapping[str, str] = field(default_factory=dict)
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    attempts: tuple[int, ...] = ()
-    newest_s: float | None = None
-    fault: str = ""
 
 
 class Store:
