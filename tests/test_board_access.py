@@ -5,10 +5,12 @@ from __future__ import annotations
 import http.client
 import os
 import shlex
+import shutil
 import socket
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,8 +171,7 @@ def test_no_path_leads_out(server: BoardServer, path: str) -> None:
 
 
 def test_a_socket_of_the_users_own_and_the_command_that_reaches_it(tmp_path: Path) -> None:
-    session = tmp_path / "run"
-    session.mkdir(mode=0o700)
+    session = Path(tempfile.mkdtemp(dir="/tmp"))  # a worker's own folder may be too deep for a socket
     there = {"XDG_RUNTIME_DIR": str(session), "SSH_CONNECTION": "10.0.0.9 5 10.0.0.1 2222"}
     with board(tmp_path, "--socket", "--local-port", "9123", **there) as server:
         (path,) = session.glob("tuneplane/*.sock")
@@ -189,6 +190,17 @@ def test_a_socket_of_the_users_own_and_the_command_that_reaches_it(tmp_path: Pat
         connection.close()
         assert server.end() == 0
         assert not path.exists()
+    shutil.rmtree(session)
+
+
+@pytest.mark.parametrize(
+    "neighbour",
+    ['prefs={"a": 1}', 'k=["x","y"]', "a=b c", "x", "=", "caf\u00e9=1".encode().decode("latin-1")],
+)
+def test_cookies_of_other_programs_on_this_host_lock_nobody_out(server: BoardServer, neighbour: str) -> None:
+    """Cookies know no ports: a notebook's come along."""
+    for cookies in (f"{neighbour}; {server.cookie}", f"{server.cookie}; {neighbour}"):
+        assert server.request("/api/runs", cookie=cookies).status == 200, cookies
 
 
 def test_a_session_folder_that_others_could_enter_is_not_used(tmp_path: Path) -> None:

@@ -206,9 +206,9 @@ def test_csv_has_every_point_and_no_formula(serve: Serve, root: Path) -> None:
     answer = server.request(f"/api/lines.csv?run={RING}&metric={metric_id('=SUM(A1)')}")
     assert answer.headers["content-disposition"].startswith("attachment")
     head, *rows = csv.reader(io.StringIO(answer.body.decode()))
-    assert head == ["run", "metric", "attempt", "step", "time_s", "value", "hidden"]
+    assert head == ["run_id", "metric", "attempt", "step", "value", "time", "hidden"]
     assert len(rows) == 5000
-    assert rows[-1] == [RING, "'=SUM(A1)", "0", "4999", repr(STARTED + 4999), repr(4999.1), "0"]
+    assert rows[-1] == [RING, "'=SUM(A1)", "0", "4999", repr(4999.1), f"{STARTED + 4999:.6f}", "0"]
 
 
 def test_a_log_is_its_end_without_escapes_and_secrets(serve: Serve, root: Path) -> None:

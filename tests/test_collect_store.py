@@ -495,3 +495,91 @@ def test_whatever_a_compact_file_says_of_itself_the_run_is_read(
     compact_module.write_compact(run, text, opened.sizes, [])
     with Store(tmp_path / "b") as store:
         assert told(store, run, ended=True) == comparable(read(run))
+
+
+INDEXES = (
+    {"columns": []},
+    {"columns": {"0": [0, 10, 0, 1 << 60]}},
+    {"columns": {"0": [0, 1 << 60, 0, 1]}},
+    {"columns": {"0": [-5, 10, 0, 1]}},
+    {"columns": {"0": [math.inf, 10, 0, 1]}},
+    {"sizes": 5},
+)
+
+
+@pytest.mark.parametrize("index", INDEXES, ids=range(len(INDEXES)))
+def test_a_compact_file_that_somebody_made_up_hides_no_run(
+    run: Path, tmp_path: Path, index: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    big(run)
+    with Store(tmp_path / "a") as store:
+        told(store, run, ended=True)
+    opened = compact_module.open_compact(run)
+    assert opened is not None
+    dumps = json.dumps
+    monkeypatch.setattr(compact_module.json, "dumps", lambda value, **more: dumps({**value, **index}, **more))
+    compact_module.write_compact(run, opened.ledger, opened.sizes, [])
+    monkeypatch.undo()
+    with Store(tmp_path / "b") as store:
+        assert told(store, run, ended=True) == comparable(read(run))
+
+
+def test_no_file_is_held_open_for_a_run_that_has_ended(run: Path, tmp_path: Path) -> None:
+    big(run)
+    with Store(tmp_path / "a") as store:
+        told(store, run, ended=True)
+        held = [str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        assert not [path for path in held if path.startswith(str(run))]
+
+
+def test_a_run_that_was_dropped_and_read_again_is_no_longer_the_one_it_was(
+    tmp_path: Path, cache: Path
+) -> None:
+    """A quiet board holds a run in memory, another `tp` drops it from the cache, and its place is taken."""
+    one, other = tmp_path / "one", tmp_path / "other"
+    another = "another-20260102-030405-ab12"
+    for folder, run_id, value in ((one, RUN_ID, 1.0), (other, another, 2.0)):
+        (folder / "ingest").mkdir(parents=True)
+        write(folder, header(run_id=run_id), *(point(n, value=value) for n in range(50_000)))
+    with Store(cache) as board, Store(cache) as tp:
+        told(board, one)
+        told(tp, one, ended=True)
+        assert (one / COMPACT).exists()
+        tp.refresh([RunSource(other, another, TOKEN_SHA256)])
+        write(one, point(50_000, value=1.0))
+        told(tp, one)
+        write(one, point(50_001, value=1.0))
+        assert set(told(board, one)["series"]["loss"][1]) == {"1.0"}
+    with Store(cache) as store:
+        assert told(store, one) == comparable(read(one))
+
+
+def test_a_cache_that_was_held_is_used_again_later(
+    run: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(run, header(), point(0))
+    with Store(cache) as store:
+        told(store, run)
+        blocker = sqlite3.connect(cache / NAME, isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        write(run, point(1))
+        monkeypatch.setattr(store_module, "_RETRY_S", 0.0)
+        told(store, run)
+        assert store.notice
+        blocker.close()
+        write(run, point(2))
+        assert told(store, run) == comparable(read(run))
+        assert not store.notice
+    with Store(cache) as store:
+        told(store, run)
+        assert store.new_points(RUN_ID) == 0, "what was read afterwards is kept"
+
+
+def test_the_mode_of_a_folder_that_is_there_is_left_as_it_is(run: Path, cache: Path) -> None:
+    cache.mkdir()
+    cache.chmod(0o2775)
+    write(run, header(), point(0))
+    with Store(cache) as store:
+        assert told(store, run) == comparable(read(run))
+        assert "may be entered by others" in store.notice
+    assert cache.stat().st_mode & 0o7777 == 0o2775 and list(cache.iterdir()) == []

@@ -262,3 +262,15 @@ def test_a_run_without_points_gives_headings_and_says_so(tmp_path: Path, run: Me
     done = tp(empty.run_id, "--format", "csv")
     assert "no points of" in done.stderr and done.stdout.startswith("0 points")
     assert Path(f"{empty.run_id}.csv").read_text() == "run_id,metric,attempt,step,value,time,hidden\n"
+
+
+def test_force_takes_no_event_files_of_a_trainer(run: MetricRun, tp: Tp) -> None:
+    mine = Path("tb/train/events.out.tfevents.1700000000.gpu7.123.0")
+    mine.parent.mkdir(parents=True)
+    mine.write_bytes(b"mine")
+    words = [run.run_id, "--format", "tensorboard", "--out", "tb", "--force"]
+    assert isinstance(tp(*words).exception, UsageError)
+    mine.rename("tb/events.out.tfevents.1700000000.gpu7.123.0")
+    mine.parent.rmdir()
+    assert isinstance(tp(*words).exception, UsageError)
+    assert Path("tb/events.out.tfevents.1700000000.gpu7.123.0").read_bytes() == b"mine"

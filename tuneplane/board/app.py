@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import csv
 import io
 import math
 from collections.abc import Callable, Iterator
@@ -27,6 +26,7 @@ from tuneplane.board.logtail import read_stamp, read_tail
 from tuneplane.board.watch import Listed, Watch
 from tuneplane.board.worker import Worker
 from tuneplane.collect.series import Series
+from tuneplane.export.rows import rows, write_csv
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.runs.artifacts import list_artifacts
 
@@ -87,12 +87,15 @@ class Board:
         ids = _run_ids(request)
         seen = request.query_params.getlist("seen")
         known = await _wait(self._watch.fresh(ids))
-        found = [
-            overview_answer(run_id, one, seen[i] if i < len(seen) else "")
-            for i, (run_id, one) in enumerate(zip(ids, known, strict=True))
-            if self._watch.run(run_id) is not None
+        stamps = [*seen, *[""] * len(ids)]
+        there = [
+            entry for entry in zip(ids, known, stamps, strict=False) if self._watch.run(entry[0]) is not None
         ]
-        return _json({"overviews": found})
+
+        def answer() -> bytes:  # tens of thousands of metrics take seconds
+            return wire.encode({"overviews": [overview_answer(*entry) for entry in there]})
+
+        return Response(await asyncio.to_thread(answer), media_type="application/json")
 
     async def _lines(self, request: Request) -> Response:
         self._watch.touch()
@@ -110,9 +113,9 @@ class Board:
 
     async def _csv(self, request: Request) -> Response:
         table = await _wait(self._watch.table(_run_ids(request), _metric_ids(request)))
-        rows = _csv_rows([(run, name, line) for run, name, line in table if isinstance(line, Series)])
+        blocks = _csv_rows([(run, name, line) for run, name, line in table if isinstance(line, Series)])
         headers = {"content-disposition": "attachment"}  # the page names it
-        return StreamingResponse(rows, media_type="text/csv; charset=utf-8", headers=headers)
+        return StreamingResponse(blocks, media_type="text/csv; charset=utf-8", headers=headers)
 
     async def _details(self, request: Request) -> Response:
         listed = self._listed(request)
@@ -186,32 +189,13 @@ def _number(request: Request, name: str, default: float) -> float:
 
 
 def _csv_rows(table: list[tuple[str, str, Series]]) -> Iterator[str]:
-    """Every point with full precision, in blocks; those of hidden attempts too, and marked."""
+    """What `tp job export-metrics` writes of these lines, with hidden points, in blocks."""
     text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(("run", "metric", "attempt", "step", "time_s", "value", "hidden"))
-    for run, name, series in table:
-        rows = [
-            (attempt, series.steps[i], series.times_s[i], series.values[i], 0)
-            for i, attempt in enumerate(series.attempts)
-        ]
-        for attempt, points in sorted(series.hidden.items()):
-            rows += [
-                (attempt, step, at, value, 1)
-                for step, value, at in zip(points.steps, points.values, points.times_s, strict=True)
-            ]
-        for attempt, step, at, value, hidden in rows:
-            whole = int(step) if step.is_integer() else step
-            writer.writerow((_cell(run), _cell(name), attempt, whole, repr(at), repr(value), hidden))
+    for index, (run, name, series) in enumerate(table):
+        write_csv(rows(run, {name: series}, hidden=True), text, headed=index == 0)
         yield text.getvalue().encode("utf-8", "replace").decode()
         text.seek(0)
         text.truncate()
-    yield text.getvalue()
-
-
-def _cell(text: str) -> str:
-    """A name that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
 
 
 def _json(value: object) -> Response:

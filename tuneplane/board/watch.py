@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from tuneplane.board import wire
@@ -69,6 +70,7 @@ class Known:
     names: dict[str, str] = field(default_factory=dict)  # metric ids → names
 
 
+@lru_cache(maxsize=1 << 16)
 def metric_id(name: str) -> str:
     """A metric's name in addresses: short, whatever it is called."""
     return hashlib.blake2s(name.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -64,6 +65,8 @@ def export_command(
             write = write_csv if form == "csv" else write_jsonl
             points = rows(folder.run_id, series, hidden=attempts == "all")
             if out == "-":
+                if isinstance(sys.stdout, io.TextIOWrapper):
+                    sys.stdout.reconfigure(errors="backslashreplace")  # names where it is not of UTF-8
                 count = write(points, sys.stdout)
             else:
                 with new_file(place, force) as file:

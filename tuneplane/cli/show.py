@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,19 @@ _OTHERS = re.compile(r"[^\n -~]")
 
 def show_json(value: Any) -> None:
     """One JSON value on standard output, for programs; what is in it cannot move the cursor of a terminal."""
-    text = json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    text = json.dumps(_strict(value), indent=2, ensure_ascii=False, allow_nan=False, default=str)
     click.echo(_OTHERS.sub(lambda found: found[0] if found[0].isprintable() else _escape(found[0]), text))
+
+
+def _strict(value: Any) -> Any:
+    """NaN and infinities as words: JSON has no numbers for them, and its readers refuse Python's."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _strict(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(inner) for inner in value]
+    return value
 
 
 def _escape(character: str) -> str:

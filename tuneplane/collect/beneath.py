@@ -79,10 +79,10 @@ def list_folder(folder: Path, suffix: str) -> Listing:
     listing = Listing()
     with _opened(folder, None) as fd, os.scandir(fd) as entries:
         for entry in entries:
-            if entry.name.startswith("."):
-                continue
             if not listing.look():
                 break
+            if entry.name.startswith("."):
+                continue
             if not entry.name.endswith(suffix):
                 listing.skip(entry.name, f"no {suffix} file")
             elif entry.is_file(follow_symlinks=False):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -158,17 +159,27 @@ class Cache:
             ((c << _CHUNK_BITS, (c + 1 << _CHUNK_BITS) - 1) for c in columns),
         )
 
-    def commit(self, run: str, version: int, ledger: str) -> None:
-        """End what was begun, with the run's new ledger."""
+    def commit(self, run: str, ledger: str) -> int:
+        """End what was begun, with the run's new ledger; its version.
+
+        No version comes twice: a run that was dropped and read again must not look like what it was.
+        """
+        version = 1 + secrets.randbits(62)
         self._database.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?)", (run, version, ledger))
         self._database.execute("COMMIT")
+        return version
 
     def drop(self, run: str, version: int, columns: Iterable[int]) -> None:
-        """Forget a run with its points. Raises Busy where its version is another one."""
+        """Forget a run with its points. Raises Busy where its version is another one.
+
+        Column by column: millions of points in one transaction would keep others waiting for seconds. What a kill
+        leaves of them costs space alone.
+        """
         self.begin(run, version)
-        self.forget(columns)
         self._database.execute("DELETE FROM runs WHERE run = ?", (run,))
         self._database.execute("COMMIT")
+        for column in columns:
+            self.forget([column])
 
     @contextmanager
     def snapshot(self, run: str, version: int) -> Iterator[None]:

@@ -27,15 +27,24 @@ _MAGIC = b"tuneplane/points/v1\n"
 _END = struct.Struct("<QI")  # length of the index and its CRC-32, at the very end
 _MAX_INDEX_BYTES = 256 << 20
 
+_DAMAGED = (
+    OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+    struct.error, zlib.error,
+)  # fmt: skip
+"""What reading an index raises where it is none, by fault or by somebody's will."""
+
 Sizes = Mapping[str, list[int]]
 """By file, its size, change time in nanoseconds, and who may read it."""
 
 
 class Compact:
-    """One such file, opened. Close it."""
+    """One such file, as it was found: each reading opens it, since a machine may look at thousands of runs."""
 
-    def __init__(self, fd: int, ledger: str, sizes: Sizes, columns: dict[int, list[int]]) -> None:
-        self._fd = fd
+    def __init__(
+        self, path: Path, state: os.stat_result, ledger: str, sizes: Sizes, columns: dict[int, list[int]]
+    ) -> None:
+        self._path = path
+        self._identity = _identity(state)
         self.ledger = ledger
         self.sizes = sizes
         self._columns = columns  # by key: offset, length, CRC-32, points
@@ -44,7 +53,13 @@ class Compact:
         """The points of a column. Raises OSError or ValueError where they are damaged."""
         try:
             offset, length, checksum, count = self._columns[column]
-            data = os.pread(self._fd, length, offset)
+            fd = os.open(self._path, OPEN_FLAGS)
+            try:
+                if _identity(os.fstat(fd)) != self._identity:
+                    raise ValueError("another file")
+                data = os.pread(fd, length, offset)
+            finally:
+                os.close(fd)
             if len(data) != length or zlib.crc32(data) != checksum:
                 raise ValueError("damaged")
             packed = zlib.decompressobj().decompress(data, count * POINT_BYTES + 1)
@@ -54,19 +69,17 @@ class Compact:
         except (zlib.error, KeyError) as error:
             raise ValueError(str(error)) from error
 
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._fd)
-
 
 def open_compact(run_folder: Path) -> Compact | None:
     """The compact file of a run; None where there is none that can be read."""
+    path = run_folder / NAME
     try:
-        fd = os.open(run_folder / NAME, OPEN_FLAGS)
+        fd = os.open(path, OPEN_FLAGS)
     except OSError:
         return None
     try:
-        size = os.fstat(fd).st_size
+        state = os.fstat(fd)
+        size = state.st_size
         length, checksum = _END.unpack(os.pread(fd, _END.size, max(0, size - _END.size)))
         if length > min(size, _MAX_INDEX_BYTES) or os.pread(fd, len(_MAGIC), 0) != _MAGIC:
             raise ValueError
@@ -75,10 +88,16 @@ def open_compact(run_folder: Path) -> Compact | None:
             raise ValueError
         index: Any = json.loads(zlib.decompressobj().decompress(text, _MAX_INDEX_BYTES))
         columns = {int(key): [int(n) for n in place] for key, place in index["columns"].items()}
-        return Compact(fd, index["ledger"], dict(index["sizes"]), columns)
-    except (OSError, ValueError, LookupError, TypeError, struct.error, zlib.error):
-        os.close(fd)
+        for offset, stored, _, count in columns.values():
+            # Nothing packs better than a thousand to one (zlib's own bound).
+            most = 1032 * (stored + 1)
+            if min(offset, stored, count) < 0 or offset + stored > size or count * POINT_BYTES > most:
+                raise ValueError
+        return Compact(path, state, index["ledger"], dict(index["sizes"]), columns)
+    except _DAMAGED:
         return None
+    finally:
+        os.close(fd)
 
 
 def write_compact(
@@ -106,6 +125,10 @@ def write_compact(
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _identity(state: os.stat_result) -> tuple[int, int, int, int]:
+    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _all_of(modes: Iterable[int]) -> int:

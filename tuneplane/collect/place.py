@@ -50,13 +50,14 @@ def make_folder(folder: Path) -> str:
             return f"{folder} lies on {kind}, which machines share"
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
+            folder.chmod(0o700)  # whatever a default ACL adds
         status = folder.lstat()
         if not stat.S_ISDIR(status.st_mode):
             return f"{folder} is a link or no folder"
         if status.st_uid != os.getuid():
             return f"{folder} belongs to user id {status.st_uid}"
-        if status.st_mode & 0o077:
-            folder.chmod(0o700)
+        if status.st_mode & 0o077:  # it may be there for others too: its mode is not ours to change
+            return f"{folder} may be entered by others (mode {stat.S_IMODE(status.st_mode):o}, not 700)"
     except OSError as error:
         return f"{folder}: {error.strerror}"
     return ""

@@ -7,6 +7,7 @@ has ended leaves its points in one file of its own (`compact`). Both can be dele
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import threading
@@ -35,6 +36,9 @@ _COMMIT_POINTS = 250_000
 _ENDED_S = 10.0
 """How long a run that has ended and was read is not looked at again."""
 
+_RETRY_S = 60.0
+"""How long a cache that another process held is left alone."""
+
 _TRIES = 5
 """How often what another process wrote meanwhile is taken over."""
 
@@ -62,6 +66,7 @@ class Store:
         self._unread: set[str] = set()  # of these, those that were not read since the cache began anew
         self._new_points: dict[str, int] = {}
         self._folder: Path | None = None
+        self._locked: tuple[Path, float] | None = None  # a cache that was held, and when it is tried again
         if not memory:
             if folder is None:
                 self._folder, self.notice = find_folder(os.environ)
@@ -76,6 +81,7 @@ class Store:
                 return Cache(self._folder)
             except sqlite3.Error as error:
                 self.notice = f"{self._folder}: {error}"
+                self._note_locked(error)
         return Cache(None)
 
     def __enter__(self) -> Store:
@@ -95,6 +101,7 @@ class Store:
     def refresh(self, sources: Iterable[RunSource]) -> None:
         """Read what is new of each run. A run that cannot be read says so in its overview's `fault`."""
         with self._mutex:
+            self._try_again()
             for source in sources:
                 self._sources[source.run_id] = source
                 self._kept(source, partial(self._refresh, source))
@@ -130,19 +137,34 @@ class Store:
             self._read_anew(source)
             return act()
         except sqlite3.Error as error:
-            self._folder = None
-            self._begin_anew(error)
+            self._begin_anew(error, in_memory=True)
             self._read_anew(source)
             return act()
 
-    def _begin_anew(self, error: sqlite3.Error) -> None:
+    def _begin_anew(self, error: sqlite3.Error, in_memory: bool = False) -> None:
         """A damaged cache is deleted; where it is busy or full, memory has to do."""
         damaged = not isinstance(error, sqlite3.OperationalError)
         self._forget_all()
         self._cache.close(delete=damaged)
         if not damaged:
             self.notice = f"{self._folder}: {error}" if self._folder else self.notice or str(error)
+            self._note_locked(error)
+        if in_memory or not damaged:
             self._folder = None
+        self._cache = self._opened()
+        self._unread = set(self._sources)
+
+    def _note_locked(self, error: sqlite3.Error) -> None:
+        if self._folder is not None and ("locked" in str(error) or os.strerror(errno.EAGAIN) in str(error)):
+            self._locked = (self._folder, time.monotonic() + _RETRY_S)
+
+    def _try_again(self) -> None:
+        """A cache that somebody held is used again later: memory would not do for all the days of a board."""
+        if self._locked is None or time.monotonic() < self._locked[1]:
+            return
+        self._folder, self.notice, self._locked = self._locked[0], "", None
+        self._forget_all()
+        self._cache.close()
         self._cache = self._opened()
         self._unread = set(self._sources)
 
@@ -152,8 +174,6 @@ class Store:
 
     def _forget_all(self) -> None:
         self._ledgers.clear()
-        for compact in self._compacts.values():
-            compact.close()
         self._compacts.clear()
 
     # Reading
@@ -188,7 +208,7 @@ class Store:
         ledger = self._ledgers.get(source.run_id)
         if ledger is not None and ledger.update(source):
             return ledger
-        self._close_compact(source.run_id)
+        self._compacts.pop(source.run_id, None)
         ledger = self._from_compact(source) or self._from_cache(source)
         self._ledgers[source.run_id] = ledger
         return ledger
@@ -203,7 +223,6 @@ class Store:
         try:
             ledger.restore(compact.ledger)
         except _NO_LEDGER:
-            compact.close()
             return None
         self._compacts[source.run_id] = compact
         return ledger
@@ -225,13 +244,8 @@ class Store:
     def _doubt(self, run_id: str) -> None:
         """The compact file does not stand for what is there."""
         self._doubted.add(run_id)
-        self._close_compact(run_id)
+        self._compacts.pop(run_id, None)
         self._ledgers.pop(run_id, None)
-
-    def _close_compact(self, run_id: str) -> None:
-        compact = self._compacts.pop(run_id, None)
-        if compact is not None:
-            compact.close()
 
     def _read(self, ledger: Ledger) -> None:
         """Read what is new and write it down. Raises Busy."""
@@ -269,13 +283,13 @@ class Store:
                 if column.key < 0:
                     column.key = self._cache.new_column()
                 self._cache.append(column.key, column.points - len(points), points)
-            self._cache.commit(key, ledger.version + 1, ledger.state())
+            version = self._cache.commit(key, ledger.state())
         except BaseException:
             self._ledgers.pop(ledger.source.run_id, None)  # it knows of points that are not kept
             with contextlib.suppress(sqlite3.Error):
                 self._cache.rollback()
             raise
-        ledger.version += 1
+        ledger.version = version
         self._new_points[ledger.source.run_id] += sum(len(points) for _, points in added.values())
 
     # Answering

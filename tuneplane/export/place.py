@@ -6,6 +6,7 @@ Nothing that was there is touched before that, and nothing but an earlier export
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -14,9 +15,14 @@ from pathlib import Path
 from typing import IO
 
 from tuneplane.kernel.errors import Fault, UsageError
+from tuneplane.kernel.runfolder import RUN_ID
 
 EVENTS = "tfevents"
 """In the name of every event file: TensorBoard knows them by it."""
+
+
+_OURS = re.compile(rf"events\.out\.{EVENTS}\.\d{{10}}\.{RUN_ID.pattern}", re.ASCII)
+_ATTEMPT = re.compile(r"attempt-\d+", re.ASCII)
 
 
 @contextmanager
@@ -55,7 +61,11 @@ def new_folder(path: Path, replace: bool) -> Iterator[Path]:
         if replace and path.exists():
             old = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.old")
             path.rename(old)
-            temporary.rename(path)
+            try:
+                temporary.rename(path)
+            except OSError:
+                old.rename(path)
+                raise
             shutil.rmtree(old)
         else:
             temporary.rename(path)
@@ -95,13 +105,15 @@ def _in_the_way(path: Path, what: str) -> UsageError:
 
 
 def _refuse_foreign(folder: Path) -> None:
-    """`--force` must not take a folder away that was meant as the place to put an export into."""
-    for where, _, files in os.walk(folder):
-        foreign = [name for name in files if EVENTS not in name]
+    """`--force` takes nothing away but an earlier export: no trainer's event files, no folder around one."""
+    for where, folders, files in os.walk(folder):
+        below = Path(where) != folder
+        foreign = [name for name in files if not _OURS.fullmatch(name)]
+        foreign += [name for name in folders if below or not _ATTEMPT.fullmatch(name)]
         if foreign:
             raise UsageError(
                 Fault(
-                    f"{folder} holds more than event files: {Path(where, foreign[0])}",
+                    f"{folder} holds more than an earlier export: {Path(where, foreign[0])}",
                     "--force",
                     f"give a folder in it: --out {folder}/NAME",
                 )

@@ -60,10 +60,11 @@ def number(value: float) -> str:
     )
 
 
-def write_csv(some: Iterable[Row], file: IO[str]) -> int:
+def write_csv(some: Iterable[Row], file: IO[str], headed: bool = True) -> int:
     """One line a point below a line of headings; how many points. No name is a formula to a spreadsheet."""
     writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    if headed:
+        writer.writerow(COLUMNS)
     clean = _remembered(cell)
     count = 0
     for row in some:

@@ -189,12 +189,19 @@ class Session:
             run.define_metric(STEP, hidden=True)
             run.define_metric("*", step_metric=STEP)
             run.define_metric("system/*", step_metric=TIME)
-        except Exception as error:
-            raise _told(error) from None
+        except BaseException as error:
+            self._drop_scratch()
+            if isinstance(error, Exception):
+                raise _told(error) from None
+            raise
         if self._target.offline is not None:
             self._note.folder = str(run.settings.sync_dir)
             self._note.write()
         return run
+
+    def _drop_scratch(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _drop_half_written(self) -> None:
         """A folder that a killed call was writing: all of it goes out again, into a new one."""
@@ -233,8 +240,7 @@ class Session:
         except Exception as error:
             raise _told(error) from None
         finally:
-            if self._scratch is not None:
-                shutil.rmtree(self._scratch, ignore_errors=True)
+            self._drop_scratch()
 
 
 def _by_place(line: Series) -> dict[tuple[int, float], tuple[float, float]]:
