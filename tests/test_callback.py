@@ -130,6 +130,20 @@ callback.on_log(args, state(1), control(), logs={{"loss": 1}})
     assert job.metrics().dropped_points > 0
 
 
+def test_settings_that_cannot_be_read_cost_themselves_alone(job: ReportJob) -> None:
+    """Where training took up again is told all the same."""
+    done = job.run(
+        f"""{EVENTS}
+class Args:
+    def to_dict(self): raise RuntimeError("no")
+callback.on_train_begin(Args(), state(40), control(), model=args)
+callback.on_log(args, state(50), control(), logs={{"loss": 1}})
+"""
+    )
+    assert "Traceback" not in done.stderr
+    assert 41 in [line.get("r") for line in job.lines()]
+
+
 @pytest.mark.contract("C19", "C17")
 def test_outside_a_job_it_is_silent(job: ReportJob) -> None:
     done = job.run(
@@ -229,6 +243,31 @@ def test_all_ranks_end_after_one_step(monkeypatch: pytest.MonkeyPatch, step_s: f
         if ended:
             break
     assert len(ended) == 3 and len(set(ended.values())) == 1
+
+
+@pytest.mark.parametrize("slow_before_asked", [0, 1, 15])
+def test_a_step_that_took_long_does_not_part_the_ranks(
+    monkeypatch: pytest.MonkeyPatch, slow_before_asked: int
+) -> None:
+    """A save of 5 s in steps of 0.1 s; the run is asked to end during it or a little later."""
+    store, now = FakeDistributed(2), [100.0]
+    monkeypatch.setitem(sys.modules, "torch.distributed", store)
+    monkeypatch.setattr(together.time, "monotonic", lambda: now[0])
+    asked = [False]
+    monkeypatch.setattr(together, "should_stop", lambda: asked[0])
+    ranks = []
+    for store.rank in range(2):
+        ranks.append(Together("t"))
+    ended: dict[int, int] = {}
+    for step in range(1, 400):
+        now[0] += 5.0 if step == 100 else 0.1
+        asked[0] = step >= 100 + slow_before_asked
+        for number in (1, 0):  # the other rank looks just before rank 0 names a step
+            if number not in ended and ranks[number].is_time_to_stop(step):
+                ended[number] = step
+        if ended:
+            break
+    assert len(ended) == 2 and len(set(ended.values())) == 1
 
 
 def test_where_some_ranks_lack_the_callback_none_ends_before_the_others(

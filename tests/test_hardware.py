@@ -147,11 +147,15 @@ def test_finish_ends_it_and_init_begins_anew(job: ReportJob) -> None:
         print(sampling())
         finish()
         print(sampling())
+        for _ in range(5):
+            init(monitor_hardware=True)
+            finish()
+        print(sum(t.name == "tuneplane-report" for t in threading.enumerate()) <= 2)
         init(monitor_hardware=True)
         print(sampling())
         """
     )
-    assert done.stdout == "1\n0\n1\n"
+    assert done.stdout == "1\n0\nTrue\n1\n"
 
 
 def test_forked_workers_do_not_sample_what_their_parent_samples(job: ReportJob) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -140,6 +141,16 @@ def test_a_host_is_reached_where_it_answers_and_not_where_it_does_not() -> None:
             one.close()
 
 
+def test_where_no_file_can_be_opened_nobody_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    peer = Pulse(1, [0], "127.0.0.1", 9, "key", 0.05)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(socket, "socket", full)
+    assert peer.reach([0], 0.3) == set()
+
+
 def test_garbage_on_the_port_changes_nothing(port: int) -> None:
     head = Pulse(0, [1], "127.0.0.1", port, "key", 0.05)
     head.start()
@@ -246,6 +257,25 @@ def watch(tmp_path: Path, port: int) -> Iterator[Watch]:
     yield make
     for fence in started:
         fence.stop()
+
+
+def test_heartbeats_that_a_hung_storage_once_told_of_keep_nobody_alive(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its host answers and its datagrams do not come: what counts is the heartbeat, and that is old news."""
+    fence, _ = watch(1)
+    fence.stop()
+    beat = tmp_path / "ring-20261129-120000-abcd/attempts/0/node-0.beat"
+    for n in range(2):
+        beat.write_text(f"{n}\n")
+        fence._look_at_beats()
+    monkeypatch.setattr(fence._pulse, "reach", lambda others, within_s: set(others))
+    assert fence._answering([0]) == {0}
+    time.sleep(0.5)  # the storage's thread hangs
+    assert fence._answering([0]) == set()
+    beat.write_text("2\n")
+    fence._look_at_beats()
+    assert fence._answering([0]) == {0}
 
 
 def test_a_newer_attempt_ends_the_older_one(watch: Watch, tmp_path: Path) -> None:

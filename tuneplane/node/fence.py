@@ -67,6 +67,8 @@ class Fence:
             str(start.get("claim") or ""),
             heartbeat_s / PULSES_A_BEAT,
         )
+        self._looked_at: dict[int, float] = {}
+        """When the storage last told of a node's heartbeat, on the monotonic clock: its thread may hang."""
         self._reached: dict[int, float] = {}
         """When the host of a node last answered a connection, on the monotonic clock."""
         self.dead: dict[int, float] = {}
@@ -154,8 +156,11 @@ class Fence:
         Asked once a heartbeat, of both sides, so that neither is sure of the other for longer than that.
         """
         now = time.monotonic()
-        beats = {other: self._storage_s[other] for other in found}
-        beating = {other for other, age in beats.items() if age is not None and age <= self._limit_s}
+        beating = set()
+        for other in found:
+            age, looked_at = self._storage_s[other], self._looked_at.get(other, now)
+            if age is not None and age + now - looked_at <= self._limit_s:
+                beating.add(other)
         due = {other for other in beating if now - self._reached.get(other, -math.inf) >= self._beat_s}
         reached = self._pulse.reach(due, CONNECT_S) if due else set()
         self._reached.update(dict.fromkeys(reached, time.monotonic()))
@@ -224,7 +229,8 @@ class Fence:
             if beat != self._beats[other]:
                 self._beats[other] = beat
                 silence.hear()
-            self._storage_s[other] = silence.tick(time.monotonic())
+            now = time.monotonic()
+            self._storage_s[other], self._looked_at[other] = silence.tick(now), now
 
 
 def controller_answers(environ: Mapping[str, str]) -> bool:

@@ -116,7 +116,7 @@ class Pulse:
         hosts = hosts or {0: self._address}
         reached: set[int] = set()
         deadline = time.monotonic() + within_s
-        with ExitStack() as stack:
+        with ExitStack() as stack, suppress(OSError):  # no more files: who was not asked was not reached
             waiting = stack.enter_context(selectors.DefaultSelector())
             for other in set(others) & hosts.keys():
                 opened = stack.enter_context(socket.socket(self._family, socket.SOCK_STREAM))

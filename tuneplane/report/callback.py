@@ -71,11 +71,8 @@ class TunePlaneCallback:
             self._together = Together(f"tuneplane/training-{_Process.trainings}")
         if _reports(state):
             resumed = state.global_step if first else 0
-            report.init(
-                hparams=settings(args, model),
-                monitor_hardware=self._monitor_hardware,
-                resume_step=resumed + 1 if resumed else None,
-            )
+            report.init(monitor_hardware=self._monitor_hardware, resume_step=resumed + 1 if resumed else None)
+            report.init(hparams=settings(args, model))  # last: a stranger's settings may raise
 
     @_never_raising
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:

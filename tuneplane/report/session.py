@@ -44,6 +44,7 @@ class Session:
         self.writer = Writer(f"{ingest.folder.rstrip('/')}/{file_name(ingest, host)}", header)
         self._ingest = ingest
         self._monitor: Monitor | None = None
+        self._hardware_writer: Writer | None = None  # of the monitor before
         self._steps = threading.RLock()
         self._next_step: int | float = 0
         self._hparams: dict[str, Any] = {}
@@ -121,13 +122,14 @@ class Session:
             from tuneplane.report.hardware import start_monitor
         with self._steps:
             if self._monitor is None:
-                self._monitor = start_monitor(self._ingest, os.environ)
+                self._monitor = start_monitor(self._ingest, os.environ, self._hardware_writer)
 
     def _end_monitor(self, wait_s: float) -> None:
         if self._monitor is not None:
             from tuneplane.report.hardware import end_monitor
 
             end_monitor(self._monitor, wait_s)
+            self._hardware_writer = self._monitor.writer
             self._monitor = None
 
     def _put_point(self, now_s: float, step: int | float, numbers: dict[str, Any]) -> None:

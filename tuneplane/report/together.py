@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 
 from tuneplane.report import should_stop
 from tuneplane.report.stderr import say
@@ -26,6 +27,16 @@ AHEAD_STEPS = 2
 """And in steps at least, where one takes longer than that: ranks are never more than one apart."""
 
 
+SHORTEST_STEP_S = 1e-4
+"""No training does ten thousand steps a second; a clock may stand still."""
+
+RECENT_STEPS = 20
+"""Of so many the fastest step counts: one with a save or an evaluation tells nothing of the next."""
+
+FEWEST_STEPS = 3
+"""Before so many have been timed, no step is named."""
+
+
 class Together:
     """One training, from its begin. key: names it in the store, the same on every rank."""
 
@@ -34,7 +45,8 @@ class Together:
         self._store, self._rank, self._world = _store_of_ranks()
         self._last_step: int | None = None
         self._next_look = 0.0
-        self._looked: tuple[float, int] | None = None  # when last, and after which step
+        self._steps_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._stepped_at: float | None = None
         if self._store is not None:
             self._store.add(self._ranks, 1)
 
@@ -43,16 +55,18 @@ class Together:
         if self._world == 1:
             return should_stop()
         now = time.monotonic()
+        if self._stepped_at is not None:
+            self._steps_s.append(now - self._stepped_at)
+        self._stepped_at = now
         if self._store is not None and self._last_step is None and now >= self._next_look:
             self._next_look = now + LOOK_S
-            if self._rank == 0 and self._looked is not None and should_stop():
-                self._name_last_step(step, step_s=(now - self._looked[0]) / max(1, step - self._looked[1]))
+            if self._rank == 0 and len(self._steps_s) >= FEWEST_STEPS and should_stop():
+                self._name_last_step(step)
             if self._store is not None and self._store.check([self._last]):
                 self._last_step = int(self._store.get(self._last))
-            self._looked = (now, step)
         return self._last_step is not None and step >= self._last_step
 
-    def _name_last_step(self, step: int, step_s: float) -> None:
+    def _name_last_step(self, step: int) -> None:
         ranks = self._store.add(self._ranks, 0)
         if ranks < self._world:
             say(
@@ -61,7 +75,8 @@ class Together:
             )
             self._store = None
             return
-        self._store.set(self._last, str(step + AHEAD_STEPS + int(AHEAD_S / step_s)))
+        fastest_s = max(min(self._steps_s), SHORTEST_STEP_S)
+        self._store.set(self._last, str(step + AHEAD_STEPS + int(AHEAD_S / fastest_s)))
 
 
 def _store_of_ranks() -> tuple[Any, int, int]:

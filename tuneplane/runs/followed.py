@@ -12,6 +12,9 @@ from tuneplane.runs.index import iterate_runs
 from tuneplane.runs.sources import read_source
 from tuneplane.runs.state import RunState, read_states
 
+ENDED_LOOKS = 10
+"""One look of so many asks about ended runs too: `tp job resume` and `retry` start them again."""
+
 LOOK_S = 30.0
 """How often new runs are looked for, and Slurm is asked for the states of those that have not ended."""
 
@@ -28,29 +31,39 @@ class FollowedRuns:
         self.faults: dict[str, str] = {}
         self._chosen = chosen
         self._sources: dict[str, RunSource] = {}
-        self._ended: set[str] = set()  # and given out as such
+        self._ended: dict[str, int] = {}  # given out as such, after so many attempts
         self._looked_at = float("-inf")
+        self._looks = 0
 
     def sources(self) -> list[RunSource]:
-        """The runs to read now; one that has ended for the last time, once."""
+        """The runs to read now; one that has ended, once, and again where it goes on after all."""
         now = time.monotonic()
         if now - self._looked_at >= LOOK_S:
             self._looked_at = now
             self._look()
         given = [source for run_id, source in self._sources.items() if run_id not in self._ended]
-        self._ended.update(source.run_id for source in given if source.ended)
+        for source in given:
+            if source.ended:
+                self._ended[source.run_id] = self.states[source.run_id].attempts
         return given
 
     def _look(self) -> None:
         runs = (
             list(self._chosen) if self._chosen is not None else sorted(iterate_runs(), key=lambda r: r.run_id)
         )
-        open_runs = [run for run in runs if run.run_id not in self._ended]
-        for run, state in zip(open_runs, read_states(open_runs), strict=True):
+        known = {run.run_id for run in runs}
+        for run_id in self._sources.keys() - known:  # its folder is gone
+            del self._sources[run_id]
+        asked = [run for run in runs if self._looks % ENDED_LOOKS == 0 or run.run_id not in self._ended]
+        self._looks += 1
+        for run, state in zip(asked, read_states(asked), strict=True):
             self.states[run.run_id] = state
             if state.cleared:
-                self._ended.add(run.run_id)
+                self._ended[run.run_id] = state.attempts
                 continue
+            if state.is_final and self._ended.get(run.run_id) == state.attempts:
+                continue
+            self._ended.pop(run.run_id, None)
             try:
                 self._sources[run.run_id] = read_source(run, state)
                 self.faults.pop(run.run_id, None)

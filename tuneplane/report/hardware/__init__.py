@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from tuneplane.report.ingest import Ingest
+    from tuneplane.report.writer import Writer
 
 BRIDGE = "TUNEPLANE_JOB_HARDWARE_BRIDGE"
 _NO = ("", "0", "false", "no", "off")
@@ -38,13 +39,16 @@ def is_first_rank(bound: Ingest, environ: Mapping[str, str]) -> bool:
     return bound.rank == 0 and all(environ.get(name, "0").strip() in ("", "0") for name in names)
 
 
-def start_monitor(bound: Ingest, environ: Mapping[str, str]) -> Monitor | None:
-    """Start this process's sampler, where it is the one to have it and nobody samples for it."""
+def start_monitor(bound: Ingest, environ: Mapping[str, str], writer: Writer | None = None) -> Monitor | None:
+    """Start this process's sampler, where it is the one to have it and nobody samples for it.
+
+    writer: that of the sampler that this process had before.
+    """
     if _Process.sampling or platform_samples(environ) or not is_first_rank(bound, environ):
         return None
     marks = {ingest.RUN_ID: bound.run_id, ingest.MACHINE_RANK: environ.get(ingest.MACHINE_RANK, "")}
     sampler = make_sampler(0, environ, {k: v for k, v in marks.items() if v}, has_gpus=True)
-    monitor = Monitor(bound, 0, sampler, environ.get(INTERVAL, ""))
+    monitor = Monitor(bound, 0, sampler, environ.get(INTERVAL, ""), writer)
     if not monitor.start():
         return None
     _Process.sampling = os.getpid()

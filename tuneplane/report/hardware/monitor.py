@@ -39,15 +39,14 @@ class Monitor:
     """Samples from `start` to `stop`.
 
     ingest: where the trainer reports to. wanted: the interval that the environment asks for, in seconds; empty
-    for the default, which is also taken, and said, where it names none.
+    for the default, which is also taken, and said, where it names none. writer: that of an earlier Monitor of this
+    process: each has a thread and a file, and a process may train hundreds of times.
     """
 
-    def __init__(self, ingest: Ingest, node: int, sampler: Sampler, wanted: str = "") -> None:
-        own = Ingest(ingest.folder, ingest.run_id, ingest.token, ingest.attempt, FIRST_RANK + node)
-        host = os.uname().nodename
-        header = lines.header_line(own, host, os.getpid(), time.time())
-        path = f"{own.folder.rstrip('/')}/{file_name(own, host, f'hardware{node}')}"
-        self._writer = Writer(path, header, CAPACITY_BYTES)
+    def __init__(
+        self, ingest: Ingest, node: int, sampler: Sampler, wanted: str = "", writer: Writer | None = None
+    ) -> None:
+        self.writer = writer or open_writer(ingest, node)
         self._sampler = sampler
         self._ended = threading.Event()
         self._interval_s = DEFAULT_INTERVAL_S
@@ -55,7 +54,7 @@ class Monitor:
         if interval_s is not None:
             self._interval_s = interval_s
         elif wanted:
-            self._writer.tell_once(
+            self.writer.tell_once(
                 "interval",
                 f"{INTERVAL} is {wanted[:80]!r}, no number of seconds from {SHORTEST_S:.0f} to {LONGEST_S:.0f}:"
                 f" hardware is sampled every {DEFAULT_INTERVAL_S:.0f} s",
@@ -74,8 +73,8 @@ class Monitor:
         """End sampling. wait_s: how long at most to wait for what was sampled to be in the file."""
         self._ended.set()
         if wait_s > 0:
-            self._writer.flush(wait_s)
-        self._writer.close()
+            self.writer.flush(wait_s)
+        self.writer.close()
 
     def _serve(self) -> None:
         block_signals()
@@ -86,15 +85,24 @@ class Monitor:
             numbers = self._take()
             if numbers and not self._ended.is_set():
                 now_s = time.time()
-                self._writer.put(lines.point_body(now_s, int(now_s), numbers))
+                self.writer.put(lines.point_body(now_s, int(now_s), numbers))
         self._sampler.close()
 
     def _take(self) -> dict[str, float]:
         try:
             return self._sampler.sample()
         except Exception as error:  # sampling goes on (C16)
-            self._writer.tell_once("fault", f"sampling hardware met a fault of its own ({error!r})")
+            self.writer.tell_once("fault", f"sampling hardware met a fault of its own ({error!r})")
             return {}
+
+
+def open_writer(ingest: Ingest, node: int) -> Writer:
+    """The writer of this process's hardware file; the file itself is made by the first sample."""
+    own = Ingest(ingest.folder, ingest.run_id, ingest.token, ingest.attempt, FIRST_RANK + node)
+    host = os.uname().nodename
+    header = lines.header_line(own, host, os.getpid(), time.time())
+    path = f"{own.folder.rstrip('/')}/{file_name(own, host, f'hardware{node}')}"
+    return Writer(path, header, CAPACITY_BYTES)
 
 
 def read_interval_s(text: str) -> float | None:
