@@ -365,3 +365,16 @@ def test_declared_files_are_read_on_by_the_next_process(run: Path, tmp_path: Pat
             assert store.new_points(RUN_ID) == 2
         assert steps(metrics, "loss") == steps(metrics, "lr") == list(range(step + 1))
     writer.close()
+
+
+def test_folders_that_a_pattern_walks_through_are_no_trouble(run: Path) -> None:
+    out = run / "out"
+    for name in ("tb/train/deep/a.jsonl", "tb/b.jsonl"):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text("")
+    (out / "tb" / "link").symlink_to(out)
+    for pattern in ("tb/**", "tb/**/*", "tb/**/*.jsonl"):
+        found = beneath.find_files(out, pattern)
+        assert found.files == ["tb/b.jsonl", "tb/train/deep/a.jsonl"], pattern
+        assert set(found.skipped) == ({"tb/link"} if "jsonl" not in pattern else set()), pattern
+    assert set(beneath.find_files(out, "tb/*").skipped) == {"tb/train", "tb/link"}, "here a file is expected"

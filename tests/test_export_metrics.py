@@ -274,3 +274,12 @@ def test_force_takes_no_event_files_of_a_trainer(run: MetricRun, tp: Tp) -> None
     mine.parent.rmdir()
     assert isinstance(tp(*words).exception, UsageError)
     assert Path("tb/events.out.tfevents.1700000000.gpu7.123.0").read_bytes() == b"mine"
+
+
+def test_a_refusal_of_the_disk_names_the_place_and_the_remedy(run: MetricRun, tp: Tp) -> None:
+    for form in ("csv", "tensorboard"):
+        error = tp(run.run_id, "--format", form, "--out", "nowhere/x").exception
+        assert str(error).splitlines() == [
+            "nowhere/x: cannot be written: No such file or directory",
+            "  → make the folder nowhere first",
+        ]

@@ -16,6 +16,7 @@ from tuneplane.kernel.errors import Exit
 if TYPE_CHECKING:
     from tuneplane.collect.overview import Overview
     from tuneplane.collect.store import Store
+    from tuneplane.kernel.errors import Fault, UsageError
     from tuneplane.runs.followed import FollowedRuns
 
 
@@ -40,6 +41,8 @@ def collect_command(runs: tuple[str, ...], follow: bool, pause_s: float, as_json
     from tuneplane.collect.store import Store
     from tuneplane.runs.followed import FollowedRuns
 
+    if follow and as_json:
+        raise UsageError(Fault("--follow and --json exclude each other", "", "give --json for one look"))
     followed = FollowedRuns([find(run) for run in runs] if runs else None)
     with Store() as store:
         if store.notice:

@@ -149,11 +149,15 @@ class CurveReader:
         """Runs without a point, and why that may be."""
         from tuneplane.runs.state import read_state
 
-        return [
-            f"no points of {folder.run_id} yet ({read_state(folder).state}): log() of tuneplane.report writes them"
-            for folder in self.folders
-            if not self._overviews[folder.run_id].metrics and not self._overviews[folder.run_id].fault
-        ]
+        told = []
+        for folder in self.folders:
+            overview = self._overviews[folder.run_id]
+            if overview.metrics or overview.fault:
+                continue
+            state = read_state(folder)
+            when = f"{'' if state.is_final else ' yet'} ({state.state})"
+            told.append(f"no points of {folder.run_id}{when}: log() of tuneplane.report writes them")
+        return told
 
     def summary(self, chosen: Sequence[str], width: int | None) -> list[str]:
         """Last values, hardware apart, hyper-parameters, and how old the data is."""

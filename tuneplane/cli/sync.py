@@ -102,5 +102,11 @@ def _send(folder: RunFolder, target: Target, path: Path, follow: bool) -> None:
             if ended:
                 break
             time.sleep(POLL_S)
+    if sent == 0:
+        click.echo(
+            f"0 points of {folder.run_id} sent: nothing is new since what {path} notes; without that file all is"
+            " sent anew"
+        )
+        return
     place = "" if target.offline is None else f", in {target.offline}: wandb sync sends them"
     click.echo(f"{sent} points of {folder.run_id} sent as {wandb_id(folder.run_id)}{place}")

@@ -113,14 +113,14 @@ def find_files(root: Path, pattern: str) -> Listing:
     return listing
 
 
-def _walk(fd: int, parts: list[str], above: str, listing: Listing) -> None:
-    """Add what `parts` match in the folder of `fd`, which stands at `above`."""
+def _walk(fd: int, parts: list[str], above: str, listing: Listing, deep: bool = False) -> None:
+    """Add what `parts` match in the folder of `fd`, which stands at `above`; deep: `**` looks into its folders."""
     if not parts:
         return
     part, rest = parts[0], parts[1:]
     anywhere = part == "**"
     if anywhere:
-        _walk(fd, rest, above, listing)
+        _walk(fd, rest, above, listing, deep=True)
     if above.count("/") > _MAX_DEPTH:
         listing.skip(above, "too deep")
         return
@@ -141,7 +141,7 @@ def _walk(fd: int, parts: list[str], above: str, listing: Listing) -> None:
                 listing.skip(relative, "a link")
         elif entry.is_file(follow_symlinks=False):
             listing.files.append(relative)
-        else:
+        elif not (deep and entry.is_dir(follow_symlinks=False)):
             listing.skip(relative, _kind(entry))
 
 

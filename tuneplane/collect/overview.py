@@ -42,7 +42,10 @@ class Overview:
         counted: and how many. most_files: how many files are named of each kind; None: all.
         """
         counts = (
-            (self.dropped_points, "points were dropped by the job: its storage did not take them"),
+            (
+                self.dropped_points,
+                "points were dropped by the job; its log says why",
+            ),
             (self.dropped_values, "values were no numbers and were dropped"),
             (self.gaps, "points are missing: numbered, but not in the files"),
             (self.torn_lines, "lines are torn and were passed over"),

@@ -5,6 +5,7 @@ Nothing that was there is touched before that, and nothing but an earlier export
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from tuneplane.kernel.errors import Fault, UsageError
+from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.runfolder import RUN_ID
 
 EVENTS = "tfevents"
@@ -29,8 +30,13 @@ _ATTEMPT = re.compile(r"attempt-\d+", re.ASCII)
 def new_file(path: Path, replace: bool) -> Iterator[IO[str]]:
     """A file to be written to `path`. replace: a file that is there; else it is refused.
 
-    Raises UsageError where something is in the way, OSError where the disk refuses; nothing is left then.
+    Raises UsageError where something is in the way, OperationError where the disk refuses; nothing is left then.
     """
+    with _told(path):
+        yield from _new_file(path, replace)
+
+
+def _new_file(path: Path, replace: bool) -> Iterator[IO[str]]:
     _refuse(path, replace, stat.S_ISREG, "file")
     temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
@@ -49,8 +55,13 @@ def new_file(path: Path, replace: bool) -> Iterator[IO[str]]:
 def new_folder(path: Path, replace: bool) -> Iterator[Path]:
     """A folder of event files to be written to `path`. replace: one that holds nothing else.
 
-    Raises UsageError where something is in the way, OSError where the disk refuses; nothing is left then.
+    Raises UsageError where something is in the way, OperationError where the disk refuses; nothing is left then.
     """
+    with _told(path):
+        yield from _new_folder(path, replace)
+
+
+def _new_folder(path: Path, replace: bool) -> Iterator[Path]:
     _refuse(path, replace, stat.S_ISDIR, "folder")
     if replace and path.exists():
         _refuse_foreign(path)
@@ -72,6 +83,22 @@ def new_folder(path: Path, replace: bool) -> Iterator[Path]:
     finally:
         with suppress(FileNotFoundError):
             shutil.rmtree(temporary)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """The system's refusal in words: of the name that the user gave, not of the temporary one."""
+    try:
+        yield
+    except OSError as error:
+        remedy = "make room, or name another place by --out"
+        if error.errno == errno.ENOENT:
+            remedy = f"make the folder {path.parent} first"
+        elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ENOTDIR):
+            remedy = "name another place by --out"
+        raise OperationError(
+            Fault(f"cannot be written: {error.strerror or error}", str(path), remedy)
+        ) from error
 
 
 def _put(temporary: Path, path: Path) -> None:

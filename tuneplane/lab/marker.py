@@ -37,6 +37,11 @@ secrets.env
 # What trainers leave behind when they are started by hand.
 outputs/
 wandb/
+
+# What `tp job export-metrics` leaves here: named by run.
+*-[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]-[0-9][0-9][0-9][0-9][0-9][0-9]-????.csv
+*-[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]-[0-9][0-9][0-9][0-9][0-9][0-9]-????.jsonl
+*-[0-9][0-9][0-9][0-9][0-9][0-9][0-9][0-9]-[0-9][0-9][0-9][0-9][0-9][0-9]-????.tensorboard/
 """
 
 
