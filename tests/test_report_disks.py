@@ -209,8 +209,8 @@ def test_errors_now_and_then_lose_nothing_and_repeat_nothing(
     assert metrics.torn_lines > 3, "writes were to be torn: else this proves nothing"
     if kind == "writes through":
         written = [record["n"] for record in records(path) if "n" in record]
-        # A write that fails half-way has written lines all the same, the more the slower the machine. All that went
-        # before each of some sixty failures would be ten thousand.
+        # A write that fails half-way has written lines all the same, the more the slower the machine. All that
+        # went before each of some sixty failures would be ten thousand.
         assert len(written) < 1200, "what failed is written again, not all that went before it"
 
 
