@@ -8,8 +8,8 @@
 linked once from this environment's packages to a folder of the testbed that users can read (3 s, no download,
 no space). `flags` mounts it read-only where Debian's python3 in `minimal.sif` looks for packages that were added,
 so `python3`, `python3 -m torch.distributed.run` and `python3 -m lm_eval` just work there; `tuneplane` is not among
-them. The profile is `cpu-image`: processes are counted in place of GPUs, so `--profile cpu-image:4 --nodes 2` is two
-ranks on each of two nodes, by gloo. Ranks are slow here: two cores serve all of them.
+them. The profile is `cpu-image`: processes are counted in place of GPUs, so `--profile cpu-image:4 --nodes 2` is
+two ranks on each of two nodes, by gloo. Ranks are slow here: two cores serve all of them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Training:
 def missing_because() -> str | None:
     """Why no job can have the packages here, or None where it can."""
     if sys.version_info[:2] != IMAGE_PYTHON:
-        return f"the image's Python is {'.'.join(map(str, IMAGE_PYTHON))}, and this one is {sys.version.split()[0]}"
+        wanted = ".".join(map(str, IMAGE_PYTHON))
+        return f"the image's Python is {wanted}, and this one is {sys.version.split()[0]}"
     absent = [str(wanted) for wanted in _requirements() if not _is_installed(wanted.name)]
     if absent:
         return f"{', '.join(absent)} of {REQUIREMENTS.name} not installed: `make test` does so"
