@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from metric_runs import MetricRun
 from report_job import RUN_ID, TOKEN_SHA256
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from test_collect_outputs import scalar
 from test_collect_points import header
 from test_collect_points import write as write_lines
 
+from tuneplane import spec as jobspec
+from tuneplane.cli.job import job_command
+from tuneplane.collect import store as store_module
 from tuneplane.collect.metrics import Metrics, metrics_of
 from tuneplane.collect.source import Declared, RunSource
 from tuneplane.collect.store import Store
+from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.runs.sources import read_source
 
 LOSS = (("train/loss", ("loss", "train_loss")), ("validation/loss", ("eval_loss",)))
 
@@ -167,14 +177,70 @@ def test_what_was_kept_under_other_names_is_never_shown(run: Path, tmp_path: Pat
     assert list(kept.values) == [value for _, value in line(look(run), "train/loss")]
 
 
-def test_the_file_of_a_run_that_ended_is_read_under_canonical_names(run: Path, tmp_path: Path) -> None:
-    names = {f"m{i}": 0.123456789 for i in range(20)}
-    lines = (point(n, n, {"loss": float(n), **names}) for n in range(4000))
-    write(run, [header(), *lines])
+def test_the_file_of_a_run_that_ended_is_read_under_canonical_names(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "WORTH_BYTES", 1)
+    write(run, [header(), *(point(n, n, {"loss": float(n)}) for n in range(40))])
     for metrics, name in ((), "loss"), (LOSS, "train/loss"), (LOSS, "train/loss"):
-        ended = RunSource(run, RUN_ID, TOKEN_SHA256, ended=True, metrics=metrics)
         with Store(memory=True) as store:
-            store.refresh([ended])
-            assert len(store.series(RUN_ID, [name])[name]) == 4000
-            assert len(store.overview(RUN_ID).metrics) == 21
-    assert (run / "metrics.compact").exists()
+            store.refresh([RunSource(run, RUN_ID, TOKEN_SHA256, ended=True, metrics=metrics)])
+            assert list(store.overview(RUN_ID).metrics) == [name]
+            assert len(store.series(RUN_ID, [name])[name]) == 40
+        assert (run / "metrics.compact").exists()
+
+
+# What users see
+
+
+Tp = Callable[..., str]
+
+
+@pytest.fixture
+def tp() -> Tp:
+    def call(*words: str) -> str:
+        done = CliRunner().invoke(job_command, list(words), standalone_mode=False)
+        assert done.exception is None, done.exception
+        return done.stdout
+
+    return call
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """One run whose framework says `loss`, one that says `train_loss`, one that says the canonical name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    monkeypatch.setenv("TUNEPLANE_STORE_DIR", str(tmp_path / "store"))
+    monkeypatch.chdir(tmp_path)
+    made = []
+    for number, name in enumerate(("loss", "train_loss", "train/loss")):
+        run = MetricRun(tmp_path, f"ring-20260102-03040{number}-ab12", f"local-499999{number}")
+        job = json.loads(run.folder.job.read_text())
+        job["spec"]["metrics"] = {"train/loss": ["loss", "train_loss"]}
+        run.folder.job.chmod(0o600)
+        run.folder.job.write_text(json.dumps(job))
+        run.attempt(0, 0)
+        run.log((step, {name: 1.0 / (step + 1)}) for step in range(5))
+        made.append(run.run_id)
+    return made
+
+
+def test_a_run_is_read_by_what_its_job_says(runs: list[str], tmp_path: Path) -> None:
+    (path,) = tmp_path.glob(f"tuneplane/runs/*/*/{runs[0]}")
+    assert read_source(RunFolder(path)).metrics == (("train/loss", ("loss", "train_loss")),)
+    assert jobspec.read(path / "job.json").spec.metrics == {"train/loss": ["loss", "train_loss"]}
+
+
+@pytest.mark.contract("C21")
+def test_runs_of_several_frameworks_are_compared_and_exported_under_one_name(runs: list[str], tp: Tp) -> None:
+    shown = json.loads(tp("metrics", runs[0], "--json", "--compare", runs[1], runs[2]))
+    assert [[m["name"] for m in run["metrics"]] for run in shown["runs"]] == [["train/loss"]] * 3
+    assert len({json.dumps(run["metrics"][0]["values"]) for run in shown["runs"]}) == 1
+    drawn = tp("metrics", runs[0], "train/loss", "--compare", runs[1], runs[2], "--ascii")
+    assert drawn.count("train/loss") >= 1 and "train_loss" not in drawn
+    for run_id in runs:
+        rows = list(
+            csv.DictReader(io.StringIO(tp("export-metrics", run_id, "--format", "csv", "--out", "-")))
+        )
+        assert {row["metric"] for row in rows} == {"train/loss"} and len(rows) == 5
