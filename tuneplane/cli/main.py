@@ -16,7 +16,7 @@ COMMANDS = {
     "init": ("lab", "Make a lab: a git repository of experiments."),
     "new": ("lab", "Make an experiment from a method."),
     "ls": ("lab", "List the lab's experiments."),
-    "methods": ("recipe", "List the catalog's methods, or show one."),
+    "methods": ("methods", "List the catalog's methods, or show one."),
     "recipe": ("recipe", "State and upgrade of an experiment's lock."),
     "config": ("config", "Show a profile as composed, and where each value came from."),
     "validate": ("submit", "Run every check of a submit that needs no queue."),
