@@ -6,7 +6,7 @@ from pathlib import PurePosixPath
 
 from tuneplane.recipes.adapters import Command, Launch, NodeFacts
 
-OPERATIONS = ("train", "eval")
+OPERATIONS = {"train": Launch.ONE_PROCESS, "eval": Launch.ONE_PROCESS}
 
 MODULE = "tuneplane.evalkit"
 
@@ -18,10 +18,7 @@ def train(node: NodeFacts) -> Command:
 
 def eval(node: NodeFacts) -> Command:
     """`tp eval`: the export of the run worked on, whose output folder takes the report."""
-    run_id = PurePosixPath(node.subject_out).parent.name
-    return _command(
-        node, f"--export-of={node.subject_out}", f"--out={node.subject_out}", f"--subject={run_id}"
-    )
+    return _command(node, f"--out={node.out_dir}", f"--subject={PurePosixPath(node.out_dir).parent.name}")
 
 
 def _command(node: NodeFacts, *model: str) -> Command:
