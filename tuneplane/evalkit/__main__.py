@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from pathlib import Path
-from typing import Optional, Union
 
 from tuneplane.evalkit.harness import Evaluation, HarnessError, evaluate
 from tuneplane.evalkit.model import find_export
@@ -15,7 +14,7 @@ from tuneplane.kernel import env
 from tuneplane.kernel.errors import Exit, Fault, TunePlaneError, UsageError
 
 
-def main(arguments: Optional[list[str]] = None) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Evaluate; the exit code is lm-eval's own where it failed."""
     given = parser().parse_args(arguments)
     try:
@@ -36,7 +35,9 @@ def evaluation(given: argparse.Namespace) -> Evaluation:
     """What the command line asked. Raises UsageError, OperationError."""
     tasks = tuple(task for text in given.tasks for task in map(str.strip, text.split(",")) if task)
     if not tasks:
-        raise UsageError(Fault("no task to evaluate", "--tasks", "name at least one: tasks=hellaswag,arc_easy"))
+        raise UsageError(
+            Fault("no task to evaluate", "--tasks", "name at least one: tasks=hellaswag,arc_easy")
+        )
     out = Path(given.out).absolute()
     model = given.model or str(find_export(Path(given.export_of).absolute() if given.export_of else out))
     if Path(model).is_dir():
@@ -77,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def batch_size(text: str) -> Union[int, str]:
+def batch_size(text: str) -> int | str:
     """A number, or lm-eval's `auto`."""
     return int(text) if text.isdecimal() else text
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Optional, Union
+from typing import Any
 
 from tuneplane.evalkit.model import Digest, digest_of
 from tuneplane.evalkit.report import SCHEMA, Row, as_values, own_report_path, report_path, rows_of
@@ -44,7 +44,8 @@ VERSIONS = ("lm_eval", "torch", "transformers", "datasets", "accelerate")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What is asked. model: a folder, or the hub's name of one in the cache. limit: samples a task, a share below 1.
+    """What is asked. model: a folder, or the hub's name of one in the cache. limit: samples a task,
+    or their share below 1.
 
     include_path: a folder of task files. run_id: of this evaluation; subject: of the run that trained the model.
     """
@@ -52,9 +53,9 @@ class Evaluation:
     model: str
     out: Path
     tasks: tuple[str, ...]
-    num_fewshot: Optional[int] = None
-    limit: Optional[float] = None
-    batch_size: Union[int, str] = 1
+    num_fewshot: int | None = None
+    limit: float | None = None
+    batch_size: int | str = 1
     apply_chat_template: bool = False
     system_instruction: str = ""
     include_path: str = ""
@@ -127,7 +128,7 @@ def run_harness(argv: list[str], include_path: str) -> int:
     environ = {**os.environ, **OFFLINE}
     child = subprocess.Popen(argv, env=environ, cwd=include_path or None, stdin=subprocess.DEVNULL)
 
-    def pass_on(number: int, frame: Optional[FrameType]) -> None:
+    def pass_on(number: int, frame: FrameType | None) -> None:
         child.send_signal(number)
 
     before = signal.signal(signal.SIGTERM, pass_on)
@@ -155,7 +156,7 @@ def report_value(
     asked: Evaluation,
     found: Mapping[str, Any],
     rows: list[Row],
-    digest: Optional[Digest],
+    digest: Digest | None,
     started: float,
     ended: float,
 ) -> dict[str, Any]:
@@ -203,7 +204,9 @@ def write_report(asked: Evaluation, value: Mapping[str, Any]) -> None:
     root = os.path.realpath(asked.out)
     for path in (*paths, latest):
         if os.path.commonpath([root, os.path.realpath(path.parent)]) != root:
-            raise OperationError(Fault("it leads outside the output folder", str(path.parent), "remove that link"))
+            raise OperationError(
+                Fault("it leads outside the output folder", str(path.parent), "remove that link")
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, value)
@@ -214,9 +217,9 @@ def write_report(asked: Evaluation, value: Mapping[str, Any]) -> None:
 class Digesting:
     """A model's digest, read in a thread of its own while lm-eval works: of a large one it takes minutes."""
 
-    def __init__(self, folder: Optional[Path]) -> None:
-        self.digest: Optional[Digest] = None
-        self.error: Optional[OSError] = None
+    def __init__(self, folder: Path | None) -> None:
+        self.digest: Digest | None = None
+        self.error: OSError | None = None
         self.folder = folder
         self.thread = threading.Thread(target=self._read, name="digest", daemon=True)
         self.thread.start()
@@ -227,7 +230,7 @@ class Digesting:
         except OSError as error:
             self.error = error
 
-    def wait(self) -> Optional[Digest]:
+    def wait(self) -> Digest | None:
         """The digest; None of a model that is no folder. Raises OperationError where it could not be read."""
         self.thread.join()
         if self.error is not None:

@@ -1,4 +1,4 @@
-"""The model to evaluate: a folder that must stay inside the output folder where it is a run's export, its digest."""
+"""The model to evaluate, and its digest. A run's export must stay inside that run's output folder (C13)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any
 
 from tuneplane.kernel.errors import Fault, OperationError
 
@@ -42,11 +42,11 @@ class Row:
 
     task: str
     metric: str
-    value: Optional[float]
-    stderr: Optional[float] = None
-    samples: Optional[int] = None
-    higher_is_better: Optional[bool] = None
-    fewshot: Optional[int] = None
+    value: float | None
+    stderr: float | None = None
+    samples: int | None = None
+    higher_is_better: bool | None = None
+    fewshot: int | None = None
     filter: str = "none"
 
     @property
@@ -112,7 +112,7 @@ def own_report_path(out: Path, run_id: str) -> Path:
     return out / FOLDER / OF_RUN / f"{run_id}.json"
 
 
-def read_report(path: Path, out: Path) -> Union[Report, str, None]:
+def read_report(path: Path, out: Path) -> Report | str | None:
     """The report at `path`, below the output folder `out`; why it is not read; None where there is none.
 
     Nothing in it is trusted: a link outside is not followed, a huge one not read, and values of wrong types are
@@ -122,7 +122,7 @@ def read_report(path: Path, out: Path) -> Union[Report, str, None]:
         if not os.path.lexists(path):
             return None
         real, root = os.path.realpath(path), os.path.realpath(out)
-        if os.path.islink(out) or os.path.commonpath([root, real]) != root:
+        if out.is_symlink() or os.path.commonpath([root, real]) != root:
             return f"{path.relative_to(out)} leads outside the output folder, to {real}"
         descriptor = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         with os.fdopen(descriptor, "rb") as file:
@@ -140,7 +140,7 @@ def read_report(path: Path, out: Path) -> Union[Report, str, None]:
     return report_of(value) if isinstance(value, dict) else f"{path.relative_to(out)} is no JSON object"
 
 
-def report_of(value: Mapping[str, Any]) -> Union[Report, str]:
+def report_of(value: Mapping[str, Any]) -> Report | str:
     """A report of the values in a file; why not."""
     schema = value.get("schema")
     if schema != SCHEMA:
@@ -167,7 +167,7 @@ def report_of(value: Mapping[str, Any]) -> Union[Report, str]:
     )
 
 
-def _row(item: Any) -> Optional[Row]:
+def _row(item: Any) -> Row | None:
     if not isinstance(item, dict):
         return None
     task, metric, value = item.get("task"), item.get("metric"), item.get("value")
@@ -196,7 +196,7 @@ def _table(value: Mapping[str, Any], key: str) -> dict[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-def _number(value: Any) -> Optional[float]:
+def _number(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -205,11 +205,11 @@ def _number(value: Any) -> Optional[float]:
         return None
 
 
-def _whole(value: Any) -> Optional[int]:
+def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53 else None
 
 
-def _flag(value: Any) -> Optional[bool]:
+def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 

@@ -174,7 +174,7 @@ class RunFolder:
 
     @property
     def not_run(self) -> Path:
-        """Of an operation: why it ended without an attempt, and which job found so. Written by the batch script."""
+        """Of an operation: why it ended without an attempt, and which job found so. Written as that claims."""
         return self.path / "not-run.json"
 
     @property

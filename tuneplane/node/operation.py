@@ -63,9 +63,7 @@ def not_run(run: RunFolder, awaited: RunFolder, state: str, own_id: str) -> Oper
     return OperationError(Fault(reason, "", remedy))
 
 
-def hand_on(
-    run: RunFolder, awaited: RunFolder, after: str, own_id: str, environ: Mapping[str, str]
-) -> None:
+def hand_on(run: RunFolder, awaited: RunFolder, after: str, own_id: str, environ: Mapping[str, str]) -> None:
     """A new job of the very same script, behind the job in which the run goes on. Raises OperationError.
 
     The intent is noted first: killed half-way, the run is seen to have lost its place.

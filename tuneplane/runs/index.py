@@ -111,7 +111,7 @@ def find_run(text: str, roots: list[Path] | None = None) -> RunFolder:
             return run
     of_experiment = [run for run in runs if run.path.parent.name == text]
     if of_experiment:
-        return latest(of_experiment)
+        return latest([run for run in of_experiment if not is_operation(run)] or of_experiment)
     of_job = _runs_of_job(runs, text)
     if len(of_job) == 1:
         return of_job[0]
@@ -123,6 +123,15 @@ def find_run(text: str, roots: list[Path] | None = None) -> RunFolder:
     if starting:
         raise _ambiguous(text, starting)
     raise UsageError(Fault(f"no run {text!r} of yours", "RUN", "tp job ls lists them"))
+
+
+def is_operation(run: RunFolder) -> bool:
+    """Whether a run works on another one (export, eval): an experiment's name means the run that trained."""
+    try:
+        spec = read_json(run.job)["spec"]
+        return bool(spec.get("subject"))
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _runs_of_job(runs: list[RunFolder], text: str) -> list[RunFolder]:

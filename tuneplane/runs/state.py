@@ -57,7 +57,8 @@ class RunState:
     """What is known of a run. `state` is one of Slurm's words, or one of these:
 
     PREPARED: rendered, not submitted. INCOMPLETE: its folder is being made, or was left half-made.
-    NOT_RUN: an operation whose run did not complete. NOT_SUBMITTED: Slurm refused it. PAUSED: it saved and ended because of `tp job pause`.
+    NOT_SUBMITTED: Slurm refused it. NOT_RUN: an operation whose run did not complete. PAUSED: it saved and ended
+    because of `tp job pause`.
     LOST: it left no record of its end, and nothing knows it any more. UNKNOWN: who could know does not answer.
 
     nodes: of the start that the state tells of; empty while that start waits.

@@ -34,6 +34,4 @@ def _command(node: NodeFacts, *model: str) -> Command:
             words.append(f"--{name.replace('_', '-')}={value}")
     if params.get("apply_chat_template"):
         words.append("--apply-chat-template")
-    return Command(
-        argv=("python3", "-m", MODULE, *words), cwd=node.work_dir, launch=Launch.ONE_PROCESS
-    )
+    return Command(argv=("python3", "-m", MODULE, *words), cwd=node.work_dir, launch=Launch.ONE_PROCESS)
