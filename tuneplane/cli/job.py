@@ -159,14 +159,7 @@ def _show_report(folder: RunFolder, state: RunState) -> None:
     if found.rows:
         click.echo()
         rows = [
-            (
-                row.task,
-                row.name,
-                _figure(row.value),
-                _figure(row.stderr),
-                _figure(row.samples),
-                _figure(row.fewshot),
-            )
+            (row.task, row.name, *map(_figure, (row.value, row.stderr, row.samples, row.fewshot)))
             for row in found.rows[:MOST_ROWS]
         ]
         show_table(("TASK", "METRIC", "VALUE", "STDERR", "SAMPLES", "FEWSHOT"), rows)

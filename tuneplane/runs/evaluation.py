@@ -54,7 +54,8 @@ def _place(run: RunFolder) -> tuple[Path, Path]:
         spec = read_object(run.job).get("spec")
         subject = spec.get("subject") if isinstance(spec, dict) else None
         folder = subject.get("folder") if isinstance(subject, dict) else None
-        if isinstance(folder, str) and folder.startswith("/") and spec.get("operation") == "eval":
+        evaluates = isinstance(spec, dict) and spec.get("operation") == "eval"
+        if evaluates and isinstance(folder, str) and folder.startswith("/"):
             out = RunFolder(Path(folder)).out
             return out, own_report_path(out, run.run_id)
     return run.out, report_path(run.out)
