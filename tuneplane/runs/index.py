@@ -99,7 +99,7 @@ def latest(runs: list[RunFolder]) -> RunFolder:
 
 
 def latest_training(runs: list[RunFolder]) -> RunFolder:
-    """The newest of runs that trains: what an experiment's name means; an operation's where there are no others."""
+    """The newest run that trains, which an experiment's name means; else the newest operation."""
     runs = [run for run in runs if _is_whole(run)] or runs
     for run in sorted(runs, key=started_order, reverse=True):
         if not is_operation(run):
