@@ -214,4 +214,5 @@ def _flag(value: Any) -> bool | None:
 
 
 def _text(value: Any) -> str:
-    return value[:LONGEST] if isinstance(value, str) else ""
+    """Text cut, half surrogate pairs replaced: no file and no page takes them."""
+    return value[:LONGEST].encode("utf-8", "replace").decode() if isinstance(value, str) else ""
