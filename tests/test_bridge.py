@@ -43,7 +43,14 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", **more}
 
 
-def run(words: list[str], folder: Path, python: str = sys.executable, stdin: str = "", **more: str) -> Ended:
+def run(
+    words: list[str],
+    folder: Path,
+    python: str = sys.executable,
+    stdin: str = "",
+    timeout_s: float = 60.0,
+    **more: str,
+) -> Ended:
     done = subprocess.run(
         [python, *words],
         cwd=folder,
@@ -52,7 +59,7 @@ def run(words: list[str], folder: Path, python: str = sys.executable, stdin: str
         text=True,
         errors="surrogateescape",
         env=environment(**more),
-        timeout=30,
+        timeout=timeout_s,
         check=False,
     )
     return Ended(done.returncode, *(re.sub(r" at 0x[0-9a-f]+", "", t) for t in (done.stdout, done.stderr)))
