@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, Optional
+from typing import Any
 
 TRACEBACK_BYTES = 8 << 10
 MESSAGE_CHARACTERS = 1000
@@ -28,6 +28,9 @@ TAIL_BYTES = 256 << 10
 
 MOST_RUNS = 16
 """Folders that torchrun made below the log folder: one a start."""
+
+PREFLIGHT_FILE = "preflight.json"
+"""Beside the first rank's error file. Written by `bridge/preflight.py`."""
 
 TERM, TERM_CODE = -signal.SIGTERM, 128 + signal.SIGTERM
 
@@ -67,11 +70,11 @@ class RankEnd:
     rank: int
     local_rank: int
     host: str = ""
-    at: Optional[float] = None
+    at: float | None = None
     exception: str = ""
     message: str = ""
     traceback: str = ""
-    exitcode: Optional[int] = None
+    exitcode: int | None = None
     victim: bool = False
     noticed: str = ""  # when, by torchrun's own clock: alike for all ranks of its summary
 
@@ -79,12 +82,21 @@ class RankEnd:
         """For the exit record."""
         return {name: value for name, value in asdict(self).items() if name != "noticed"}
 
+    def was_before(self, told_at: float | None) -> bool:
+        """Whether this failed by itself, before its node was told to end at `told_at`; None: it never was.
+
+        torchrun prints a summary only where it saw a rank fail before it was told to end itself.
+        """
+        if self.victim:
+            return False
+        return told_at is None or bool(self.noticed) or (self.at is not None and self.at < told_at)
+
     def sentence(self) -> str:
         """`rank 3 raised ValueError: batch of 3`, in one line that a terminal may show."""
         if self.exception:
             verb = "lost another rank:" if self.victim else "raised"
             told = f"{self.exception}: {self.message}" if self.message else self.exception
-            return f"rank {self.rank} {verb} {_one_line(told, SENTENCE_CHARACTERS)}"
+            return f"rank {self.rank} {verb} {one_line(told, SENTENCE_CHARACTERS)}"
         if self.exitcode is not None and self.exitcode < 0:
             return f"rank {self.rank} was ended by {signal_name(-self.exitcode)}"
         return f"rank {self.rank} ended with exit code {self.exitcode}"
@@ -149,6 +161,21 @@ def read_summary(log: Path) -> dict[int, RankEnd]:
             int(rank), int(local), exitcode=exitcode, victim=ended, noticed=noticed.decode("ascii", "replace")
         )
     return found
+
+
+def read_preflight(ranks_dir: Path) -> dict[str, Any]:
+    """How the check before training went, as the ranks of this node noted it; empty where there was none."""
+    with suppress(OSError):
+        for run in sorted(ranks_dir.iterdir())[:MOST_RUNS]:
+            text, _ = read_bounded(run / "attempt_0" / "0" / PREFLIGHT_FILE)
+            try:
+                value = json.loads(text) if text else None
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict) and isinstance(value.get("told"), str):
+                told = one_line(_printable(value["told"]), MESSAGE_CHARACTERS)
+                return {"ok": value.get("ok") is True, "told": told}
+    return {}
 
 
 def _newest_error(ranks_dir: Path, base: RankEnd) -> RankEnd | None:
@@ -218,6 +245,6 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
 
 
-def _one_line(text: str, most: int) -> str:
+def one_line(text: str, most: int) -> str:
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 2]} …"

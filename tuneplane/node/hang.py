@@ -142,7 +142,7 @@ class HangWatch:
 
 
 def has_begun(run: RunFolder, attempt: AttemptFolder) -> bool:
-    """Whether the program has printed or reported anything yet: TunePlane's own lines are not its. Raises OSError."""
+    """Whether the program itself has printed or reported anything yet. Raises OSError."""
     if any(not is_hardware_file(p.name) for p in run.ingest.glob(f"{attempt.number}-*")):
         return True
     for path in attempt.path.glob("node-*.log"):
