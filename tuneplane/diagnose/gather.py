@@ -34,7 +34,7 @@ from tuneplane.diagnose.interpreters import read_interpreters
 from tuneplane.diagnose.logs import SEARCH_S, read_log
 from tuneplane.diagnose.look import read_outputs, read_points, read_space
 from tuneplane.diagnose.processes import read_processes
-from tuneplane.diagnose.rankends import read_rank_end
+from tuneplane.diagnose.rankends import read_rank_end, read_refusal
 from tuneplane.diagnose.silence import QUIET_S, silence_s
 from tuneplane.diagnose.slurmwords import read_slurm
 from tuneplane.kernel.errors import TunePlaneError
@@ -269,17 +269,10 @@ def _nodes(attempt: AttemptFolder, now: float) -> tuple[Node, ...]:
                 beat_age_s=beat,
                 differences=tuple(map(str, differences)) if isinstance(differences, list) else (),
                 failure=read_rank_end(value.get("failure")),
-                preflight=_refused(value.get("preflight")),
+                preflight=read_refusal(value.get("preflight")),
             )
         )
     return tuple(sorted(found, key=lambda node: node.rank))
-
-
-def _refused(checked: object) -> str:
-    """What the check before training found wrong; empty where it found nothing, or was not made."""
-    return (
-        str(checked.get("told") or "") if isinstance(checked, dict) and checked.get("ok") is not True else ""
-    )
 
 
 def _job(job: JobSpec) -> Job:

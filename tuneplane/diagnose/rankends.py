@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuneplane.diagnose.evidence import RankEnd, Trace
+from tuneplane.diagnose.evidence import RankEnd, Refusal, Trace
 from tuneplane.diagnose.traces import parse_traces
 from tuneplane.runs.records import number as real
 from tuneplane.runs.records import whole
@@ -25,6 +25,13 @@ def read_rank_end(value: object) -> RankEnd | None:
         victim=value.get("victim") is True,
         trace=_trace(str(value.get("traceback") or ""), kind, message, rank),
     )
+
+
+def read_refusal(value: object) -> Refusal | None:
+    """The `preflight` of an exit record; None where it found nothing wrong, or was not made."""
+    if not isinstance(value, dict) or value.get("ok") is True:
+        return None
+    return Refusal(str(value.get("told") or ""), whole(value.get("node")))
 
 
 def _trace(text: str, kind: str, message: str, rank: int) -> Trace | None:

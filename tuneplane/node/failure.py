@@ -174,7 +174,12 @@ def read_preflight(ranks_dir: Path) -> dict[str, Any]:
                 continue
             if isinstance(value, dict) and isinstance(value.get("told"), str):
                 told = one_line(_printable(value["told"]), MESSAGE_CHARACTERS)
-                return {"ok": value.get("ok") is True, "told": told}
+                node = value.get("node")
+                return {
+                    "ok": value.get("ok") is True,
+                    "told": told,
+                    "node": node if type(node) is int else None,
+                }
     return {}
 
 
