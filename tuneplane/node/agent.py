@@ -206,7 +206,7 @@ class NodeRun:
     def _with_failure(self, ended: Ended) -> Ended:
         """The end with what is known of the ranks: which failed first, and how the check before training went."""
         ranks_dir, log = self.scratch.ranks, self.attempt.node_log(self.given.rank)
-        checked = read_preflight(ranks_dir)
+        checked = read_preflight(ranks_dir, self.given.gpus)
         if checked:
             self.record.change(preflight=checked)
         if not ended.code or self.signals.hung:

@@ -15,6 +15,8 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import Any
 
+from tuneplane.bridge.preflight import FILE as PREFLIGHT_FILE
+
 TRACEBACK_BYTES = 8 << 10
 MESSAGE_CHARACTERS = 1000
 SENTENCE_CHARACTERS = 200
@@ -28,9 +30,6 @@ TAIL_BYTES = 256 << 10
 
 MOST_RUNS = 16
 """Folders that torchrun made below the log folder: one a start."""
-
-PREFLIGHT_FILE = "preflight.json"
-"""Beside the first rank's error file. Written by `bridge/preflight.py`."""
 
 TERM, TERM_CODE = -signal.SIGTERM, 128 + signal.SIGTERM
 
@@ -163,23 +162,20 @@ def read_summary(log: Path) -> dict[int, RankEnd]:
     return found
 
 
-def read_preflight(ranks_dir: Path) -> dict[str, Any]:
-    """How the check before training went, as the ranks of this node noted it; empty where there was none."""
+def read_preflight(ranks_dir: Path, ranks: int) -> dict[str, Any]:
+    """How the check before training went, as any rank of this node noted it; empty where there was none."""
     with suppress(OSError):
         for run in sorted(ranks_dir.iterdir())[:MOST_RUNS]:
-            text, _ = read_bounded(run / "attempt_0" / "0" / PREFLIGHT_FILE)
-            try:
-                value = json.loads(text) if text else None
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict) and isinstance(value.get("told"), str):
-                told = one_line(_printable(value["told"]), MESSAGE_CHARACTERS)
-                node = value.get("node")
-                return {
-                    "ok": value.get("ok") is True,
-                    "told": told,
-                    "node": node if type(node) is int else None,
-                }
+            for local in range(ranks):
+                text, _ = read_bounded(run / "attempt_0" / str(local) / PREFLIGHT_FILE)
+                try:
+                    value = json.loads(text) if text else None
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(value, dict) and isinstance(value.get("told"), str):
+                    told = one_line(_printable(value["told"]), MESSAGE_CHARACTERS)
+                    node = value.get("node") if type(value.get("node")) is int else None
+                    return {"ok": value.get("ok") is True, "told": told, "node": node}
     return {}
 
 

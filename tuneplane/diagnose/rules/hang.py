@@ -11,7 +11,7 @@ from tuneplane.diagnose.rules.told import EVIDENCE_LINES, last_lines
 from tuneplane.node.hang import HUNG_WORDS
 
 DEEP = 12
-"""So many of the innermost frames say whether a rank waits in a collective: below them is the program's own loop."""
+"""So many of the innermost frames say whether a rank waits in a collective; further out is the program's loop."""
 
 MOST_NAMED = 8
 
