@@ -101,7 +101,7 @@ def run_preflight(meet_s: float = MEET_S, answer_s: float = ANSWER_S) -> None:
         verdict = Verdict(False, f"rank {place.rank} could not check: {_said(error)}", place.node)
     _tell(place, verdict)
     if not verdict.ok:
-        # The others read the verdict first: this process may hold the store, and its end has torchrun end its node's.
+        # The others read the verdict first: this process may hold the store, and torchrun ends its neighbours.
         time.sleep(LAST_S if place.local else LAST_S / 2)
         os._exit(FAILED)  # threads that wait for a rank that is gone would hold up an ordinary end
 
