@@ -40,7 +40,13 @@ def needs_torch() -> None:
 def rank_run(make: Callable[..., Run], train: str, *, nodes: int = 1, ranks: int = 2, **more: Any) -> Run:
     """A run of train.py in `ranks` ranks on each of `nodes` nodes, claimed."""
     needs_torch()
-    usual = {"observability": "platform", "url": None, "adapter": "pytorch", "entrypoint": "train.py"}
+    usual: dict[str, Any] = {
+        "observability": "platform",
+        "url": None,
+        "adapter": "pytorch",
+        "entrypoint": "train.py",
+    }
+    usual |= {"heartbeat_s": 5.0}  # two cores serve all ranks: agents are late
     path = f"{Path(sys.executable).parent}:{SYSTEM_PATH}"
     run = make("", files={"train.py": train}, nodes=nodes, per_node=ranks, path=path, **{**usual, **more})
     claim_for(run, nodes)

@@ -43,7 +43,7 @@ PROGRAM = 'exec python3 "$TUNEPLANE_EXP_DIR/t.py"'
 
 @pytest.mark.slow
 def test_a_hang_on_two_nodes_ends_both_with_its_reason_and_their_stacks(make: Callable[..., Run]) -> None:
-    run = make(PROGRAM, files={"t.py": HANGS}, nodes=2, hang_limit_s=1.0)
+    run = make(PROGRAM, files={"t.py": HANGS}, nodes=2, hang_limit_s=1.0, heartbeat_s=5.0)
     claimed_for_two(run)
     begun = time.monotonic()
     agents = [run.start_node(rank=rank, nodes=2) for rank in (0, 1)]
