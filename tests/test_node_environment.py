@@ -48,7 +48,7 @@ SHELL = {
 
 
 def place(work: str = "/scratch/run/work", attempt: int = 0) -> Place:
-    return Place(Path(work), "/tmp", "/home/ada", attempt, "10.0.0.1", 20_001)
+    return Place(Path(work), "/tmp", "/home/ada", attempt, "10.0.0.1", 20_001, "/s/runs/ada/ring/r/out")
 
 
 def environment(job: JobSpec, agent: dict[str, str] | None = None, **more: str) -> dict[str, str]:

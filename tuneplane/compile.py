@@ -6,37 +6,31 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tuneplane import __version__, clusterspec
 from tuneplane.capsule import CapsuleInfo, check_capsule
 from tuneplane.compose import Composed, compose, parse_mount
-from tuneplane.containers import Container as Started
-from tuneplane.containers import Mount as Bind
-from tuneplane.containers import faults as container_faults
-from tuneplane.containers import form_faults
 from tuneplane.findings import Findings
 from tuneplane.images import Choice, ChosenImage, Rules, image_faults, is_local, resolve_image
-from tuneplane.images.local import ImageFile, inspect
 from tuneplane.images.progress import Progress, silent
-from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.inputs import CONFIG_NAME, Inputs, read_inputs
+from tuneplane.kernel.errors import Fault
 from tuneplane.lab.experiments import find_entrypoint, find_experiment
 from tuneplane.lab.marker import Lab
 from tuneplane.launch.slurm_commands import require_sbatch
-from tuneplane.node.environment import data_folders
 from tuneplane.profile import Placement, parse_profile, place
-from tuneplane.recipes.adapters import check_operation
+from tuneplane.reach import check_reach, check_start, check_storage
+from tuneplane.recipes.adapters import Launch, check_operation, load_adapter
 from tuneplane.recipes.adapters.custom import multi_node_notice
 from tuneplane.recipes.catalog import Catalog
 from tuneplane.recipes.compatibility import lock_state
 from tuneplane.recipes.lock import LOCK_NAME, Lock
 from tuneplane.recipes.outputs import OUTPUTS_NAME, all_outputs
-from tuneplane.recipes.parameters import check_parameters, ignored_bindings, parse_sets
 from tuneplane.recipes.recipe import Recipe
 from tuneplane.runimage import image_place, image_rules, run_choice
 from tuneplane.runs.index import current_user
@@ -75,6 +69,9 @@ class Request:
     gpus_per_node: int | None = None
     model: str | None = None
     train_data: str | None = None
+    validation_data: str | None = None
+    init_from: str | None = None
+    preflight: bool = False
     allow_dirty: bool = False
     dry_run: bool = False  # leave nothing behind, the digests of images neither
     queues: bool = False  # this machine is to hand it to Slurm
@@ -130,50 +127,86 @@ def compile_request(
     found = Findings()
     experiment = found.attempt(find_experiment, lab, request.experiment)
     lock, recipe = _locked(found, catalog, experiment) if experiment else (None, None)
-    entry = found.attempt(find_entrypoint, lab, request.experiment, lock) if lock else None
+    entry = None
+    if lock and recipe and recipe.entrypoint.kind == "experiment":
+        entry = found.attempt(find_entrypoint, lab, request.experiment, lock, recipe.framework)
     outputs = found.attempt(all_outputs, experiment, recipe) if experiment and recipe else None
     composed = _composed(found, lab, request, environ)
     placement = _placed(found, composed, request) if composed else None
-    params = _parameters(found, recipe, request) if recipe else {}
+    inputs = _inputs(found, recipe, experiment, request) if recipe and experiment else Inputs()
     if recipe:
         found.attempt(check_operation, recipe.adapter, "train")
+        _check_preflight(found, recipe, request)
         _check_observability(found, recipe, request)
     if composed is None:
-        capsule = _packed(found, lab, request, None)
-        why = "was not given" if request.profile is None else "could not be composed"
-        found.unchecked.append(f"the cluster, its caps and the image: --profile {why}")
-        if request.profile is None:
-            remedy = "say NAME[:TOTAL_GPUS], like local or h200:8"
-            found.missing.append(Fault("a submit needs a cluster profile", "--profile", remedy))
+        _packed(found, lab, request, None)
+        _tell_uncomposed(found, request)
         return None, found
     site, cluster = composed.config.site, composed.config.cluster
     capsule = _packed(found, lab, request, site)
-    if entry and capsule:
-        _check_packed(found, lab, entry, capsule)
+    if experiment and recipe and capsule:
+        _check_packed(found, lab, experiment, entry, recipe, capsule)
     choice = _chosen_image(found, recipe, composed, request, environ) if recipe else None
     # Of a registry's image all is known by a few small answers; a local one is read whole, and so last.
     chosen = None
     if choice and not is_local(choice[0].image):
         chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
-    _check_storage(found, cluster)
+    check_storage(found, cluster)
+    check_reach(found, cluster, inputs)
     if cluster.scheduler == "slurm" and request.queues:
         found.attempt(require_sbatch, environ)
     if cluster.scheduler == "local" and request.flags:
         named = ", ".join(flag for flag, _ in request.flags.values())
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
     secrets = present_secrets(found, site, environ)
-    if entry and placement:
+    if entry and placement and recipe and recipe.adapter == "custom":
         notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
         if notice:
             found.notices.append(notice)
-    if found.faults or found.refused or not (lock and recipe and entry and placement and capsule):
+    if found.faults or found.refused or found.missing or not (lock and recipe and placement and capsule):
         return None, found
     if choice and chosen is None:
         chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
     if choice and chosen is None:
         return None, found
-    spec = Spec(
+    spec = _spec_of(request, composed, placement, capsule, recipe, lock, chosen, inputs)
+    spec = dataclasses.replace(
+        spec,
+        entrypoint=entry.relative_to(lab.root).as_posix() if entry else recipe.entrypoint.value,
+        container=dataclasses.replace(spec.container, mounts=mounts),
+        node=dataclasses.replace(spec.node, secrets=secrets),
+        outputs=outputs or [],
+    )
+    root = Path(cluster.storage_root).expanduser()
+    check_start(found, spec, root)
+    if found.faults:
+        return None, found
+    return Draft(lab, request, composed, spec, capsule, root, chosen), found
+
+
+def _tell_uncomposed(found: Findings, request: Request) -> None:
+    """What could not be checked without a cluster profile."""
+    why = "was not given" if request.profile is None else "could not be composed"
+    found.unchecked.append(f"the cluster, its caps and the image: --profile {why}")
+    if request.profile is None:
+        remedy = "say NAME[:TOTAL_GPUS], like local or h200:8"
+        found.missing.append(Fault("a submit needs a cluster profile", "--profile", remedy))
+
+
+def _spec_of(
+    request: Request,
+    composed: Composed,
+    placement: Placement,
+    capsule: CapsuleInfo,
+    recipe: Recipe,
+    lock: Lock,
+    chosen: ChosenImage | None,
+    inputs: Inputs,
+) -> Spec:
+    """All of a spec that follows from what was composed and chosen."""
+    site, cluster = composed.config.site, composed.config.cluster
+    return Spec(
         recipe=LockedRecipe(recipe.id, recipe.version, recipe.digest, recipe.adapter, list(recipe.plugins)),
         framework=Framework(
             kind=recipe.framework,
@@ -182,14 +215,13 @@ def compile_request(
             observability=recipe.observability,
             observability_url=request.observability_url,
         ),
-        entrypoint=entry.relative_to(lab.root).as_posix(),
+        entrypoint=recipe.entrypoint.value,
         resources=clusterspec.resources(request.profile or cluster.name, cluster, placement),
         container=Container(
             runtime=cluster.container.runtime,
             binary=cluster.container.binary,
             options=list(cluster.container.options),
             image=Image(**dataclasses.asdict(chosen.image)) if chosen else None,
-            mounts=mounts,
         ),
         node=Node(
             python=cluster.python or clusterspec.base_interpreter(),
@@ -197,24 +229,23 @@ def compile_request(
             scratch=cluster.scratch,
             shared=list(cluster.shared),
             environment={**site.environment, **cluster.environment},
-            secrets=secrets,
             heartbeat_s=cluster.heartbeat_s,
             stop_grace_s=cluster.stop_grace_s,
             save_s=clusterspec.save_time_s(cluster),
             save_signal=cluster.save_signal or "",
+            hang_limit_s=cluster.hang_limit_s,
         ),
         reporting=Reporting(enabled=cluster.reporting),
         capsule=Capsule(capsule.digest, capsule.size_bytes, capsule.files, kernel_sha256=""),
-        hyperparams=params,
+        hyperparams=inputs.params,
         slurm=clusterspec.directives(cluster, request.experiment) if cluster.scheduler == "slurm" else None,
         restart=clusterspec.restart(cluster),
-        outputs=outputs or [],
+        entrypoint_kind=recipe.entrypoint.kind,
+        launch=load_adapter(recipe.adapter).OPERATIONS["train"].value,
+        bindings=inputs.bindings,
+        metrics={name: list(aliases) for name, aliases in recipe.metrics.items()},
+        preflight=request.preflight,
     )
-    root = Path(cluster.storage_root).expanduser()
-    _check_start(found, spec, root)
-    if found.faults:
-        return None, found
-    return Draft(lab, request, composed, spec, capsule, root, chosen), found
 
 
 def present_secrets(found: Findings, site: Site, environ: Mapping[str, str]) -> list[str]:
@@ -259,14 +290,16 @@ def _placed(found: Findings, composed: Composed, request: Request) -> Placement 
     return found.attempt(place, config.cluster, total, request.nodes, request.gpus_per_node, site=config.site)
 
 
-def _parameters(found: Findings, recipe: Recipe, request: Request) -> dict[str, Any]:
-    faults, overrides = parse_sets(request.sets)
-    found.faults += faults
-    faults, params = check_parameters(recipe, overrides)
-    found.faults += faults
-    flags = {"model": request.model, "train_data": request.train_data}
-    found.notices += ignored_bindings(recipe, flags)
-    return params
+def _inputs(found: Findings, recipe: Recipe, experiment: Path, request: Request) -> Inputs:
+    names = ("model", "train_data", "validation_data")
+    flags = {name: getattr(request, name) for name in names}
+    return read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
+
+
+def _check_preflight(found: Findings, recipe: Recipe, request: Request) -> None:
+    if request.preflight and load_adapter(recipe.adapter).OPERATIONS.get("train") is not Launch.TORCHRUN:
+        what = f"{recipe.id} is not started by torchrun, so there are no ranks to check"
+        found.faults.append(Fault(what, "--preflight", "leave it away"))
 
 
 def _check_observability(found: Findings, recipe: Recipe, request: Request) -> None:
@@ -288,16 +321,18 @@ def _check_observability(found: Findings, recipe: Recipe, request: Request) -> N
         )
 
 
-def _check_packed(found: Findings, lab: Lab, entry: Path, capsule: CapsuleInfo) -> None:
+def _check_packed(
+    found: Findings, lab: Lab, experiment: Path, entry: Path | None, recipe: Recipe, capsule: CapsuleInfo
+) -> None:
     """What runs is what travels: an entry that git ignores is on this disk alone (C4, C26)."""
-    experiment = entry.parents[len(entry.relative_to(lab.experiments).parts) - 2]
-    outputs = [experiment / OUTPUTS_NAME] if (experiment / OUTPUTS_NAME).exists() else []
-    for path in (entry, experiment / LOCK_NAME, *outputs):
+    names = [LOCK_NAME, OUTPUTS_NAME, *([] if recipe.free_parameters else [CONFIG_NAME])]
+    present = [experiment / name for name in names if (experiment / name).exists()]
+    for path in (*([entry] if entry else []), *present):
         relative = path.relative_to(lab.root).as_posix()
         if relative not in capsule.paths:
             what = f"{relative} is not in the commit, so it would not be in the job"
             if path == entry:
-                what = f"custom entrypoint is missing or escapes the experiment directory: {what}"
+                what = f"{recipe.framework} entrypoint is missing or escapes the experiment directory: {what}"
             found.faults.append(
                 Fault(what, str(path), f"git check-ignore -v {shlex.quote(relative)} says why")
             )
@@ -352,51 +387,3 @@ def _resolved_image(
     chosen = found.attempt(resolve_image, *choice, place, environ, cache, progress, remember=remember)
     found.notices += chosen.notices if chosen else ()
     return chosen
-
-
-def _check_storage(found: Findings, cluster: Cluster) -> None:
-    """C31: compute nodes must reach the run folder, and so the ingest folder in it."""
-    if cluster.scheduler == "local" and not os.access(cluster.scratch, os.W_OK | os.X_OK):
-        what = f"scratch folder {cluster.scratch} cannot be written"
-        where = f"profile {cluster.name}, scratch"
-        found.refused.append(OperationError(Fault(what, where, "choose another folder of this machine")))
-    root = Path(os.path.realpath(Path(cluster.storage_root).expanduser()))
-    if cluster.scheduler != "slurm" or not cluster.shared:
-        return
-    shared = [Path(os.path.realpath(path)) for path in cluster.shared]
-    if not any(root.is_relative_to(path) for path in shared):
-        found.faults.append(
-            Fault(
-                f"storage root {root} is outside what the site calls shared ({', '.join(map(str, shared))}): "
-                "compute nodes would not reach the run's folder",
-                f"profile {cluster.name}, storage_root",
-                "choose one below a shared folder",
-            )
-        )
-
-
-def _check_start(found: Findings, spec: Spec, root: Path) -> None:
-    """What the container runtime could not be told, found before the queue and not after it."""
-    container = spec.container
-    sample = Started(
-        runtime=container.runtime,
-        binary=container.binary,
-        image=container.image.path if container.image else "",
-        options=tuple(container.options),
-        gpus=spec.resources.device == "gpu",
-        workdir=spec.node.scratch,
-        tmp_dir=f"{spec.node.scratch}/tmp",
-        home_dir=f"{spec.node.scratch}/home",
-        state_dir=f"{spec.node.scratch}/runtime",
-    )
-    binds = [Bind(m.source, m.target, m.read_only) for m in container.mounts]
-    if container.runtime != "none":  # what each start mounts besides: the run's folders, the site's data
-        runs = str(root / "runs")
-        targets = {bind.target for bind in binds}
-        folders = dict.fromkeys([runs, *data_folders(spec.node.environment)])
-        binds += [Bind(folder, folder) for folder in folders if folder not in targets]
-    found.faults += container_faults(sample, ["bash"], spec.node.environment, binds)
-    image = container.image
-    file = inspect(image.path, None, trusted=True) if image else None
-    if image and isinstance(file, ImageFile):  # one that is fetched later is made for this runtime
-        found.faults += form_faults(container.runtime, file.format, image.path, image.source)

@@ -298,6 +298,7 @@ def _of_spec(spec: Spec, config: Config) -> dict[str, Any]:
         "stop_grace_s": node.stop_grace_s,
         "save_s": node.save_s,
         "save_signal": node.save_signal,
+        "hang_limit_s": node.hang_limit_s,
         "max_restarts": spec.restart.max_restarts,
         "restart_way": spec.restart.way,
         "reporting": spec.reporting.enabled,

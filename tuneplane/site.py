@@ -102,6 +102,7 @@ class Cluster:
     stop_grace_s: float = 20.0
     save_s: float | None = None  # None: what signal_before_end_s leaves of it
     save_signal: str | None = None  # USR1, USR2 or TERM; None: the stop marker alone
+    hang_limit_s: float = 0.0  # without output or a point, after which a run has hung; 0: no limit
     max_restarts: int = 10
     restart_way: str = "requeue"  # requeue | successor
     reporting: bool = True  # bind ingest (TUNEPLANE_JOB_ENABLED)

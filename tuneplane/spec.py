@@ -26,6 +26,15 @@ T = TypeVar("T")
 SAVE_SIGNALS = ("", "USR1", "USR2", "TERM")
 """Signals that a trainer may have chosen to save by; empty: it looks for the stop marker."""
 
+ENTRYPOINTS = ("experiment", "module")
+"""Where what starts lies: in the experiment's folder, or in the image."""
+
+OPERATIONS = ("train", "export", "eval")
+"""What a run does with its recipe."""
+
+LAUNCHES = ("each-node", "torchrun", "one-process")
+"""How the node agents start it: once on every node, in every rank by torchrun, or once in all."""
+
 
 @dataclass(frozen=True)
 class OneOf:
@@ -165,6 +174,7 @@ class Node:
     stop_grace_s: Annotated[float, AtLeast(0)] = 20.0  # between the trainer's TERM and KILL; KillWait is 30
     save_s: Annotated[float, AtLeast(0)] = 60.0  # between the stop marker and TERM
     save_signal: Annotated[str, OneOf(SAVE_SIGNALS)] = ""  # to processes that catch it, with the marker
+    hang_limit_s: Annotated[float, AtLeast(0)] = 0.0  # without output or a point; 0: no limit
 
 
 @dataclass(frozen=True)
@@ -214,12 +224,20 @@ class Plugin:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """The run that an operation works on: its output folder is the operation's too."""
+
+    run_id: str  # of that run
+    folder: str  # its run folder, absolute
+
+
+@dataclass(frozen=True)
 class Spec:
     """What runs, where and how."""
 
     recipe: Recipe
     framework: Framework
-    entrypoint: str  # relative to the work folder
+    entrypoint: str  # a path relative to the work folder, or a module's name
     resources: Resources
     container: Container
     node: Node
@@ -230,6 +248,13 @@ class Spec:
     restart: Restart = field(default_factory=Restart)  # when it starts again by itself
     outputs: list[Output] = field(default_factory=list)  # what is looked for below TUNEPLANE_OUT_DIR
     plugins: list[Plugin] = field(default_factory=list)  # in their order
+    entrypoint_kind: Annotated[str, OneOf(ENTRYPOINTS)] = "experiment"  # a file of it, or a Python module
+    launch: Annotated[str, OneOf(LAUNCHES)] = "each-node"  # how the nodes start it
+    bindings: dict[str, str] = field(default_factory=dict)  # model, train_data, …: hub id or absolute path
+    metrics: dict[str, list[str]] = field(default_factory=dict)  # canonical name → what frameworks say
+    preflight: bool = False  # whether ranks check each other's connection before they train
+    operation: Annotated[str, OneOf(OPERATIONS)] = "train"  # what is done
+    subject: Optional[Subject] = None  # of an export or an eval: the run that it works on
 
 
 @dataclass(frozen=True)

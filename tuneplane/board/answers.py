@@ -123,6 +123,7 @@ def read_config(run: RunFolder) -> dict[str, Any]:
         "recipe": f"{spec.recipe.name} {spec.recipe.version}",
         "framework": f"{spec.framework.kind} {spec.framework.version}",
         "entrypoint": spec.entrypoint,
+        "bindings": spec.bindings,
         "image": (image.digest and f"{image.reference} {image.digest}") or image.reference if image else "",
         "resources": dataclasses.asdict(spec.resources),
         "slurm": dataclasses.asdict(spec.slurm) if spec.slurm else {},

@@ -58,12 +58,22 @@ def request_options(command: F) -> F:
         click.option("--gpus-per-node", type=int, help="GPUs on each node."),
         click.option("--model", help="Base model, for methods that bind one."),
         click.option("--train-data", help="Training data, for methods that bind it."),
+        click.option("--validation-data", help="Data held out, for methods that bind it."),
+        click.option("--init-from", metavar="run/RUN_ID", help="Start from the weights that a run exported."),
+        click.option("--preflight", is_flag=True, help="Check the ranks' connection before training."),
         click.option(
             "--allow-dirty", is_flag=True, help="Take uncommitted files along; the JobSpec says so."
         ),
         *slurm_options(),
         click.option("--max-restarts", type=int, help="Restarts by itself in a row; 0: none."),
         click.option("--save-signal", help="To a trainer that catches it, when it is to save: USR1."),
+        click.option(
+            "--hang-limit",
+            "hang_limit_s",
+            type=float,
+            metavar="SECONDS",
+            help="End the run after so long without output or a point.",
+        ),
         click.option("--lab", "folder", type=click.Path(), help="A folder of the lab; here where not given."),
         click.option("--json", "as_json", is_flag=True, help="For programs."),
     ]
@@ -211,8 +221,8 @@ def _request(name: str, given: dict[str, Any], **how: bool) -> Request:
         if given[flag.replace("-", "_")] is not None
     }
     flags |= {
-        f"cluster.{key}": (f"--{key.replace('_', '-')}", given[key])
-        for key in ("max_restarts", "save_signal")
+        f"cluster.{key}": (f"--{key.removesuffix('_s').replace('_', '-')}", given[key])
+        for key in ("max_restarts", "save_signal", "hang_limit_s")
         if given[key] is not None
     }
     return Request(
@@ -226,6 +236,9 @@ def _request(name: str, given: dict[str, Any], **how: bool) -> Request:
         gpus_per_node=given["gpus_per_node"],
         model=given["model"],
         train_data=given["train_data"],
+        validation_data=given["validation_data"],
+        init_from=given["init_from"],
+        preflight=given["preflight"],
         allow_dirty=given["allow_dirty"],
         flags=flags,
         **how,

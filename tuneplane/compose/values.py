@@ -65,6 +65,7 @@ VALUES: dict[str, Rule] = {
     "cluster.heartbeat_s": at_least(0.1, 3600),
     "cluster.stop_grace_s": at_least(0, 3600),
     "cluster.save_s": at_least(0, 65535),
+    "cluster.hang_limit_s": at_least(0, 604800),
     "cluster.save_signal": one_of(*filter(None, SAVE_SIGNALS)),
     "cluster.max_restarts": at_least(0, 1000),
     "cluster.restart_way": one_of("requeue", "successor"),

@@ -179,6 +179,8 @@ class _Gathering:
         if self.spec is None:
             return Code()
         entrypoint = self.spec.spec.entrypoint
+        if self.spec.spec.entrypoint_kind == "module":  # the experiment's own part is what it configures
+            entrypoint = f"experiments/{self.spec.metadata.experiment}/config.yaml"
         return self._try("capsule.tar", lambda: read_code(self.run.capsule, entrypoint), Code())
 
     def _processes(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 
-from tuneplane.spec import Image, JobSpec
+from tuneplane.spec import Image, JobSpec, Spec
 
 
 def header(job: JobSpec) -> list[str]:
@@ -21,13 +21,22 @@ def header(job: JobSpec) -> list[str]:
         ("experiment", f"{meta.experiment} of lab {meta.lab}, {commit}{dirty}"),
         ("submitted", f"by {meta.user} with tuneplane {meta.tuneplane}"),
         ("recipe", f"{spec.recipe.name} {spec.recipe.version}  {spec.recipe.digest}"),
-        ("command", f"bash {spec.entrypoint}, once on every node"),
+        ("command", command_line(spec)),
         ("resources", resources_line(job)),
         *_image_rows(image, spec.container.runtime),
         ("capsule", f"{spec.capsule.digest}  {_counted(spec.capsule.files, 'file')} of the lab"),
         ("folder", meta.folder),
     ]
     return ["#", *(f"# {name:<12}{_one_line(value)}" for name, value in rows), "#"]
+
+
+def command_line(spec: Spec) -> str:
+    """What the nodes start, in a few words: the log shows the whole command."""
+    if spec.launch == "each-node":
+        return f"bash {spec.entrypoint}, once on every node"
+    module = "-m " if spec.entrypoint_kind == "module" else ""
+    what = f"{module}{spec.entrypoint}" if spec.operation == "train" else spec.operation
+    return f"torchrun {what}, one rank a GPU" if spec.launch == "torchrun" else f"{what}, one process"
 
 
 def _image_rows(image: Image | None, runtime: str) -> list[tuple[str, str]]:

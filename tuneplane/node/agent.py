@@ -19,12 +19,13 @@ from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.runfolder import RunFolder, is_hardware_file
 from tuneplane.kernel.unpack import unpack_capsule
 from tuneplane.node.allocation import count_devices, differences, read_allocation
-from tuneplane.node.command import command_line, node_facts, start_line
+from tuneplane.node.command import command_line, node_facts, output_folder, start_line
 from tuneplane.node.early import EARLY_S, explain
 from tuneplane.node.ending import Ending
 from tuneplane.node.environment import Place, job_environment, read_secrets
 from tuneplane.node.fence import Fence
 from tuneplane.node.process import become_subreaper
+from tuneplane.node.ranks import launched
 from tuneplane.node.record import TOLD, NodeRecord, read_record
 from tuneplane.node.sampler import end_sampling, start_sampling
 from tuneplane.node.scratch import (
@@ -37,7 +38,7 @@ from tuneplane.node.scratch import (
 from tuneplane.node.signals import Signals
 from tuneplane.node.start import check_start
 from tuneplane.node.trainer import CannotStart, Ended, Trainer
-from tuneplane.recipes.adapters import load_adapter
+from tuneplane.recipes.adapters import compile_command
 from tuneplane.spec import JobSpec
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ class NodeRun:
             attempt=attempt,
             address=address,
             port=port,
+            out=str(output_folder(job)),
         )
         self.differences = differences(job, self.given)
         self.record = NodeRecord(
@@ -135,7 +137,7 @@ class NodeRun:
     def _run_command(self) -> Ended:
         with self.attempt.node_log(self.given.rank).open("ab", buffering=0) as log:
             check_start(self.folder, self.job)
-            self.folder.out.mkdir(exist_ok=True)
+            Path(self.place.out).mkdir(exist_ok=True)
             remove_abandoned(make_user_folder(self.job))
             with held_scratch(self.scratch):
                 try:
@@ -160,7 +162,9 @@ class NodeRun:
         unpack_capsule(self.folder.capsule, self.scratch.work, spec.capsule.digest)
         secrets = read_secrets(self.folder.secrets)
         values = job_environment(job, self.given, self.place, self.environ, secrets)
-        command = load_adapter(spec.recipe.adapter).train(node_facts(job, self.given, self.place))
+        facts = node_facts(job, self.given, self.place, self.scratch)
+        command = compile_command(spec.recipe.adapter, spec.operation, facts)
+        command = launched(command, facts, str(self.scratch.ranks))
         for path, text in command.files.items():
             write_atomic(Path(path), text, 0o600)
         values = {**values, **command.env}

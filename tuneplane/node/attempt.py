@@ -21,6 +21,8 @@ from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, noted_jobs
 from tuneplane.kernel.submission import record_submission
 from tuneplane.node.address import head_address, pick_port
 from tuneplane.node.allocation import place_differences, slurm_job_id
+from tuneplane.node.checkpoints import list_checkpoints
+from tuneplane.node.command import output_folder
 from tuneplane.node.record import read_record
 from tuneplane.node.silence import fenced_after_s
 from tuneplane.node.start import check_start
@@ -87,6 +89,7 @@ def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, 
         "follows": follows or "",
         "started_at": time.time(),
         "claim": os.urandom(8).hex(),
+        "checkpoints": list_checkpoints(output_folder(job)) if job.spec.launch != "each-node" else [],
     }
     record_submission(run, job_id, "hand", pid)
     attempt = run.attempt(earlier[-1].number + 1 if earlier else 0)

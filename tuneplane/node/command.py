@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 from tuneplane.containers import Container, Launch, launch
@@ -12,28 +13,46 @@ from tuneplane.containers import Mount as Bind
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
 from tuneplane.node.allocation import Allocation
+from tuneplane.node.checkpoints import noted_checkpoints
 from tuneplane.node.environment import Place, data_folders
+from tuneplane.node.record import read_record
 from tuneplane.node.scratch import Scratch
 from tuneplane.recipes.adapters import Command, NodeFacts
 from tuneplane.spec import JobSpec
 
+MOST_LINKS = 10_000
+"""So many entries of a bound folder are looked at for links: the hub's cache has fewer in a model."""
 
-def node_facts(job: JobSpec, given: Allocation, place: Place) -> NodeFacts:
+
+def output_folder(job: JobSpec) -> Path:
+    """`TUNEPLANE_OUT_DIR`: the run's own, or of an operation that of the run it works on."""
+    subject = job.spec.subject
+    return RunFolder(Path(subject.folder if subject else job.metadata.folder)).out
+
+
+def node_facts(job: JobSpec, given: Allocation, place: Place, scratch: Scratch) -> NodeFacts:
     """What the recipe's adapter may know of this node."""
     run = RunFolder(Path(job.metadata.folder))
-    entrypoint = place.work / job.spec.entrypoint
+    attempt = run.attempt(place.attempt)
+    module = job.spec.entrypoint_kind == "module"
+    out = output_folder(job)
     return NodeFacts(
         work_dir=str(place.work),
         exp_dir=str(place.work / "experiments" / job.metadata.experiment),
-        out_dir=str(run.out),
-        entrypoint=str(entrypoint),
+        out_dir=str(out),
+        entrypoint=job.spec.entrypoint if module else str(place.work / job.spec.entrypoint),
         nodes=given.nodes,
         gpus_per_node=given.gpus,
         node_rank=given.rank,
         main_ip=place.address,
         main_port=place.port,
         params=dict(job.spec.hyperparams),
-        params_file=str(run.attempt(place.attempt).params),
+        params_file=str(attempt.params),
+        module=module,
+        bindings=dict(job.spec.bindings),
+        files_dir=str(scratch.files),
+        checkpoints=noted_checkpoints(read_record(attempt.start).get("checkpoints"), out),
+        attempt=place.attempt,
     )
 
 
@@ -66,11 +85,15 @@ def start_line(
     )
     binds = [
         Bind(str(scratch.work), str(scratch.work), read_only=True),
-        Bind(str(run.out), str(run.out)),
+        Bind(str(output_folder(job)), str(output_folder(job))),
         Bind(str(run.ingest), str(run.ingest)),
         Bind(str(attempt.path), str(attempt.path), read_only=True),
         *(Bind(m.source, m.target, m.read_only) for m in spec.container.mounts),
     ]
+    if spec.launch != "each-node":
+        binds += [Bind(str(scratch.files), str(scratch.files), read_only=True)]
+        binds += [Bind(str(scratch.ranks), str(scratch.ranks))]
+    binds += [Bind(path, path, read_only=True) for path in bound_paths(spec.bindings, binds)]
     if spec.container.runtime != "none":
         targets = {bind.target for bind in binds}
         binds += [Bind(f, f) for f in dict.fromkeys(data_folders(values)) if f not in targets]
@@ -82,6 +105,26 @@ def start_line(
             raise OperationError(*faults)
     host = {"PATH": spec.node.path, **agent, "TMPDIR": str(scratch.temporary)}
     return launch(container, command.argv, values, binds, host)
+
+
+def bound_paths(bindings: Mapping[str, str], binds: Sequence[Bind]) -> list[str]:
+    """Paths that bindings name and that no mount shows yet, with what links in such a folder point to.
+
+    A model as the hub's cache has it is a folder of links into another one.
+    """
+    shown = [Path(bind.target) for bind in binds]
+    found: list[str] = []
+    for value in bindings.values():
+        path = Path(value)
+        if not path.is_absolute():
+            continue
+        inside = list(islice(path.iterdir(), MOST_LINKS)) if path.is_dir() else [path]
+        targets = [Path(os.path.realpath(item)).parent for item in inside if item.is_symlink()]
+        for place in (path, *targets):
+            if not any(place.is_relative_to(other) for other in shown):
+                shown.append(place)
+                found.append(str(place))
+    return found
 
 
 def command_line(given: Allocation, command: Command) -> str:

@@ -43,6 +43,7 @@ class Place:
     attempt: int
     address: str
     port: int
+    out: str  # TUNEPLANE_OUT_DIR
 
 
 def job_environment(
@@ -68,7 +69,7 @@ def job_environment(
         {
             env.WORK_DIR: str(place.work),
             env.EXP_DIR: str(place.work / "experiments" / job.metadata.experiment),
-            env.OUT_DIR: str(run.out),
+            env.OUT_DIR: place.out,
             env.FRAMEWORK: framework,
             env.RECIPE: recipe,
             env.NUM_NODES: str(given.nodes),

@@ -48,6 +48,16 @@ class Scratch:
         return self.path / "runtime"
 
     @property
+    def files(self) -> Path:
+        """What the recipe's adapter has for the trainer to read; seen in the container at the same place."""
+        return self.path / "files"
+
+    @property
+    def ranks(self) -> Path:
+        """Each rank's own log and error file, by torchrun; seen in the container at the same place."""
+        return self.path / "ranks"
+
+    @property
     def launch(self) -> Path:
         """How the command was started, 0600: what `tp job shell` starts its shell with."""
         return self.path / "launch.json"
@@ -111,7 +121,8 @@ def held_scratch(scratch: Scratch) -> Iterator[None]:
         )
     try:
         remove_tree(scratch.path)  # left by an agent of this very attempt that was killed
-        for folder in (scratch.path, scratch.temporary, scratch.home, scratch.runtime):
+        below = (scratch.temporary, scratch.home, scratch.runtime, scratch.files, scratch.ranks)
+        for folder in (scratch.path, *below):
             folder.mkdir(mode=0o700)
         descriptor = os.open(scratch.lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError as error:

@@ -132,9 +132,10 @@ def _read_scaffold(place: Path, recipe: Recipe) -> Scaffold:
     except OSError as error:
         raise OperationError(Fault(f"cannot be read: {error.strerror}", str(error.filename))) from None
     present = {f.path for f in files}
+    entry = [recipe.entrypoint.value] if recipe.entrypoint.kind == "experiment" else []
     faults = [
         Fault(f"the scaffold has no {name}", str(place))
-        for name in (recipe.entrypoint.value, "config.yaml", "README.md")
+        for name in (*entry, "config.yaml", "README.md")
         if name not in present
     ]
     if "recipe.lock.json" in present:

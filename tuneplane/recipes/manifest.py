@@ -11,7 +11,7 @@ from typing import Any
 
 from tuneplane.kernel.errors import UsageError
 from tuneplane.recipes import values
-from tuneplane.recipes.adapters import adapter_names, load_adapter
+from tuneplane.recipes.adapters import Launch, adapter_names, load_adapter
 from tuneplane.recipes.documents import Document, Key
 from tuneplane.recipes.names import remedy_for
 from tuneplane.recipes.outputs import OutputFields
@@ -27,14 +27,15 @@ from tuneplane.recipes.recipe import (
     Words,
     digest_of,
 )
+from tuneplane.spec import ENTRYPOINTS, OPERATIONS
 
 SCHEMA = "tuneplane/recipe/v1"
 OBSERVABILITY = ("external", "platform")
-OPERATIONS = ("train", "export", "eval")
 BINDINGS = ("model", "train_data", "validation_data")
 METHOD = re.compile(r"[a-z0-9][a-z0-9._-]*/[a-z0-9][a-z0-9._-]*")
 PARAMETER_NAME = values.KEY
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+){1,2}")
+_MODULE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
@@ -91,7 +92,11 @@ class _Manifest(OutputFields):
         given = self.mapping(top.get("entrypoint"), key, ("kind", "value"))
         if given is None:
             return Entrypoint("", "")
-        kind = self.one_of(given, (*key, "kind"), ("experiment",))
+        kind = self.one_of(given, (*key, "kind"), ENTRYPOINTS)
+        if kind == "module":
+            return Entrypoint(
+                kind, self.text(given, (*key, "value"), _MODULE, "a module's name: trl.scripts.sft")
+            )
         value = self.text(given, (*key, "value"))
         if value and not values.stays_below(value):
             self.fault((*key, "value"), f"entrypoint {value} leaves the experiment folder")
@@ -113,6 +118,10 @@ class _Manifest(OutputFields):
         for operation in operations:
             if operation in OPERATIONS and operation not in compiles:
                 self.fault(("operations",), f"the {adapter} adapter does not compile {operation}")
+        launches = {compiles[operation] for operation in operations if operation in compiles}
+        if top.get("observability") != "platform" and launches - {Launch.EACH_NODE}:
+            what = f"the {adapter} adapter starts through TunePlane's own kernel in the image"
+            self.fault(("observability",), what, "observability: platform puts it there")
         return operations
 
     def core(self, top: dict[str, Any]) -> str:
@@ -184,11 +193,12 @@ class _Manifest(OutputFields):
     def binding(self, name: str, given: dict[str, Any], key: Key) -> Binding | None:
         if name not in BINDINGS:
             self.fault(key, f"{name} is none of {', '.join(BINDINGS)}")
-        if self.mapping(given, key, ("required", "help", "to")) is None:
+        if self.mapping(given, key, ("required", "hub", "help", "to")) is None:
             return None
         return Binding(
             name=name,
             required=self.flag(given, (*key, "required")),
+            hub=self.flag(given, (*key, "hub")),
             help=self.words(given, (*key, "help"), required=True),
             to=self.text(given, (*key, "to"), default=""),
         )

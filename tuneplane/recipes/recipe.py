@@ -26,7 +26,9 @@ class Words:
 
 @dataclass(frozen=True)
 class Entrypoint:
-    """What starts. kind `experiment`: `value` is a file's path inside the experiment folder."""
+    """What starts. kind `experiment`: `value` is a file's path inside the experiment folder; kind `module`: the
+    name of a Python module in the image.
+    """
 
     kind: str
     value: str
@@ -60,10 +62,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Binding:
-    """A flag of submit that the recipe binds: `model`, `train_data` or `validation_data` (C29)."""
+    """A flag of submit that the recipe binds: `model`, `train_data` or `validation_data` (C29).
+
+    hub: whether it may be the id of a model or dataset of the Hugging Face hub, besides a path.
+    """
 
     name: str
     required: bool = False
+    hub: bool = False
     help: Words = Words("", "")
     to: str = ""
 
@@ -146,6 +152,9 @@ class Recipe:
     def user_managed(self) -> bool:
         """Whether the image is the user's affair."""
         return self.runtime.version == USER_MANAGED
+
+    def binding(self, name: str) -> Binding | None:
+        return next((b for b in self.bindings if b.name == name), None)
 
     def parameter(self, name: str) -> Parameter | None:
         return next((p for p in self.parameters if p.name == name), None)

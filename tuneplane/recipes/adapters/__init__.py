@@ -11,7 +11,7 @@ import pkgutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol, cast
+from typing import Any, Callable, Protocol, cast
 
 from tuneplane.kernel.errors import Fault, UsageError
 
@@ -20,14 +20,31 @@ class Launch(str, Enum):
     """How the node agents start a command."""
 
     EACH_NODE = "each-node"  # once on every node
+    TORCHRUN = "torchrun"  # a script or `-m MODULE` and its arguments: in every rank, through the bridge
+    ONE_PROCESS = "one-process"  # once, on the one node of the run
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A folder of the run's `checkpoints`, as it was when the attempt was claimed.
+
+    files: names of what lies directly in it, by which an adapter tells whether it is complete.
+    """
+
+    name: str
+    path: str
+    files: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class NodeFacts:
     """What an adapter may know: paths as the trainer sees them, and the allocation as it really is.
 
-    entrypoint: absolute path of the experiment's entry. main_ip, main_port: of node 0.
-    params: `spec.hyperparams`, flat; params_file: the JSON file that holds them.
+    out_dir: of an operation, that of the run it works on. entrypoint: absolute path of the experiment's entry, or
+    a module's name where `module` says so. main_ip, main_port: of node 0. params: `spec.hyperparams`, flat;
+    params_file: the JSON file that holds them. bindings: `model`, `train_data`, … → hub id or absolute path.
+    files_dir: a folder of this node and attempt, for the files of a `Command`. checkpoints: sorted by name, with
+    the numbers in it as numbers, and the same on every node.
     """
 
     work_dir: str
@@ -41,13 +58,19 @@ class NodeFacts:
     main_port: int
     params: Mapping[str, Any] = field(default_factory=dict)
     params_file: str = ""
+    module: bool = False
+    bindings: Mapping[str, str] = field(default_factory=dict)
+    files_dir: str = ""
+    checkpoints: tuple[Checkpoint, ...] = ()
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
 class Command:
     """What an adapter answers.
 
-    env: variables besides the contract's. files: absolute path → text, written before the start.
+    env: variables besides the contract's. files: absolute path → text, written before the start, below
+    `NodeFacts.files_dir`. bridge: the bridge's own options, of a command that torchrun starts.
     """
 
     argv: tuple[str, ...]
@@ -55,14 +78,13 @@ class Command:
     launch: Launch
     env: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    bridge: tuple[str, ...] = ()
 
 
 class Adapter(Protocol):
-    """What a module of this package offers."""
+    """What a module of this package offers: a function of the name of each operation, and how that is started."""
 
-    OPERATIONS: tuple[str, ...]
-
-    def train(self, node: NodeFacts) -> Command: ...
+    OPERATIONS: Mapping[str, Launch]
 
 
 def adapter_names() -> tuple[str, ...]:
@@ -75,6 +97,13 @@ def load_adapter(name: str) -> Adapter:
     if name not in adapter_names():
         raise UsageError(Fault(f"there is no adapter {name}", "", f"adapters: {', '.join(adapter_names())}"))
     return cast(Adapter, importlib.import_module(f"{__name__}.{name}"))
+
+
+def compile_command(adapter: str, operation: str, node: NodeFacts) -> Command:
+    """The adapter's answer for an operation on one node. Raises UsageError where it compiles none of that name."""
+    check_operation(adapter, operation)
+    answer: Callable[[NodeFacts], Command] = getattr(load_adapter(adapter), operation)
+    return answer(node)
 
 
 def check_operation(adapter: str, operation: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from tuneplane.kernel import env
 from tuneplane.recipes.adapters import Command, Launch, NodeFacts
 
-OPERATIONS = ("train",)
+OPERATIONS = {"train": Launch.EACH_NODE}
 
 MACHINE_VARIABLES = (env.MACHINE_RANK, env.MACHINE_COUNT, env.MAIN_PROCESS_IP, env.MAIN_PROCESS_PORT)
 
