@@ -15,6 +15,7 @@ from typing import TypeVar
 from tuneplane import __version__, clusterspec
 from tuneplane.capsule import CapsuleInfo, check_capsule
 from tuneplane.compose import Composed, compose, parse_mount
+from tuneplane.data.check import check_inputs
 from tuneplane.findings import Findings
 from tuneplane.images import Choice, ChosenImage, Rules, image_faults, is_local, resolve_image
 from tuneplane.images.progress import Progress, silent
@@ -138,6 +139,7 @@ def compile_request(
         found.attempt(check_operation, recipe.adapter, "train")
         _check_preflight(found, recipe, request)
         _check_observability(found, recipe, request)
+        check_inputs(found, recipe, inputs, composed, placement)
     if composed is None:
         _packed(found, lab, request, None)
         _tell_uncomposed(found, request)

@@ -1,4 +1,4 @@
-"""What a run would read is looked at before the queue: rows and columns, the model's files, the cache of an offline site.
+"""What a run would read, looked at before the queue: rows and columns, the model's files, an offline site's cache.
 
 Compile calls `check_inputs`; which columns there must be, the recipe says.
 """
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tuneplane.compose import Composed
 from tuneplane.data import forms, hub
 from tuneplane.data.files import HELD_OUT, data_files, described
 from tuneplane.data.rows import NotLookedAt, Row, read_rows
@@ -18,6 +19,7 @@ from tuneplane.findings import Findings
 from tuneplane.hf_export.weights import has_tokenizer, model_problems
 from tuneplane.inputs import Inputs, flag_of
 from tuneplane.kernel.errors import Fault
+from tuneplane.profile import Placement
 from tuneplane.recipes.adapters import input_faults
 from tuneplane.recipes.recipe import Binding, Recipe
 
@@ -33,13 +35,17 @@ def check_inputs(
     found: Findings,
     recipe: Recipe,
     inputs: Inputs,
-    environment: Mapping[str, str] | None,
-    ranks: int | None,
+    composed: Composed | None,
+    placement: Placement | None,
 ) -> None:
     """Look at what the bindings name and how it fits the parameters; everything wrong goes to `found`.
 
-    environment: the job's, as the site and the profile set it; None where no profile was given. ranks: of all nodes.
+    composed: site and profile, None where none was given. placement: None where that is not known either.
     """
+    ranks = placement.nodes * placement.gpus_per_node if placement else None
+    environment = None
+    if composed is not None:
+        environment = {**composed.config.site.environment, **composed.config.cluster.environment}
     found.faults += input_faults(recipe.adapter, inputs.params, inputs.bindings, ranks)
     for binding in recipe.bindings:
         value = inputs.bindings.get(binding.name)
@@ -155,7 +161,11 @@ def _judge(look: Look, counted: dict[str, tuple[Fault, int]], row: Row) -> None:
         look.shape = shape
     elif shape != look.shape:
         differing = next(new for new, first in zip(shape, look.shape, strict=True) if new != first)
-        _count(counted, "shape", Fault(f"{differing}, in the rows before it is not", row.where, "one kind in all rows"))
+        _count(
+            counted,
+            "shape",
+            Fault(f"{differing}, in the rows before it is not", row.where, "one kind in all rows"),
+        )
 
 
 def _count(counted: dict[str, tuple[Fault, int]], sort: str, fault: Fault) -> None:
@@ -180,7 +190,9 @@ def _check_hub(
     model = binding.name == "model"
     cache = hub.hub_cache(environment) if model else hub.datasets_cache(environment)
     if cache is None:
-        what = f"{value} would come from the Hub, and the site is offline (HF_HUB_OFFLINE) and names no HF_HOME"
+        what = (
+            f"{value} would come from the Hub, and the site is offline (HF_HUB_OFFLINE) and names no HF_HOME"
+        )
         found.faults.append(Fault(what, where, "name a folder of your own, or ask the site for HF_HOME"))
     elif not cache.parent.is_dir():
         found.unchecked.append(f"{label}: {cache} is not to be seen from this host")

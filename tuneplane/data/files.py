@@ -13,7 +13,9 @@ MOST_FILES = 10_000
 
 FORMATS = ".jsonl, .json or .parquet"
 
-HELD_OUT = re.compile(r"(?:^|[-_./ 0-9])(test|testing|eval|evaluation|val|valid|validation|dev)(?=[-_./ 0-9]|$)", re.I)
+HELD_OUT = re.compile(
+    r"(?:^|[-_./ 0-9])(test|testing|eval|evaluation|val|valid|validation|dev)(?=[-_./ 0-9]|$)", re.I
+)
 """Files that load_dataset takes for a split to evaluate on (datasets.data_files)."""
 
 _SAVED = ("dataset_info.json", "dataset_dict.json", "state.json")
@@ -21,7 +23,7 @@ _PATTERN = re.compile(r"[][*?]")
 
 
 def data_files(path: Path, name: str) -> tuple[list[Path], list[Fault]]:
-    """The data files at `path`, sorted, or what keeps it from being a data set. name: of the binding, for people."""
+    """The data files at `path`, sorted, and what keeps it from being a data set. name: of the binding."""
     where = str(path)
     if path.is_file():
         if FILE.search(path.name):
@@ -42,13 +44,17 @@ def data_files(path: Path, name: str) -> tuple[list[Path], list[Fault]]:
             break
     if "state.json" in others or "dataset_dict.json" in others:
         remedy = "load_from_disk(…).to_json(…) writes what can be trained on"
-        return [], [Fault(f"{name} was written by save_to_disk, which load_dataset does not read", where, remedy)]
+        return [], [
+            Fault(f"{name} was written by save_to_disk, which load_dataset does not read", where, remedy)
+        ]
     if not found:
         has = f"it has {', '.join(others[:5])}" if others else "it is empty"
         return [], [Fault(f"{name} has no file of {FORMATS}", where, has)]
     if _PATTERN.search(where):
         remedy = "rename it, or name one file in it"
-        return found, [Fault(f"{name}: datasets reads [ ] * ? in a folder's path as a pattern", where, remedy)]
+        return found, [
+            Fault(f"{name}: datasets reads [ ] * ? in a folder's path as a pattern", where, remedy)
+        ]
     return found, []
 
 

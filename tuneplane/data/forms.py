@@ -73,13 +73,21 @@ def _column_problem(column: str, value: Any, alone: bool) -> str:
         return f"{column} is null"
     if column in CONVERSATION and not isinstance(value, list):
         return f"{column} is {kind_of(value)}, not a list of messages with role and content"
-    if column not in CONVERSATION and not isinstance(value, str) and not (column in EITHER and isinstance(value, list)):
-        return f"{column} is {kind_of(value)}, not text" + (" or a list of messages" if column in EITHER else "")
+    if (
+        column not in CONVERSATION
+        and not isinstance(value, str)
+        and not (column in EITHER and isinstance(value, list))
+    ):
+        return f"{column} is {kind_of(value)}, not text" + (
+            " or a list of messages" if column in EITHER else ""
+        )
     if isinstance(value, str):
         return "" if value.strip() or (column in MAY_BE_EMPTY and not alone) else f"{column} is empty"
     if not value:
         return f"{column} is empty"
-    return next((p for i, message in enumerate(value) if (p := _message_problem(f"{column}[{i}]", message))), "")
+    return next(
+        (p for i, message in enumerate(value) if (p := _message_problem(f"{column}[{i}]", message))), ""
+    )
 
 
 def _message_problem(place: str, message: Any) -> str:

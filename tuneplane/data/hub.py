@@ -61,8 +61,11 @@ def cached_dataset_faults(name: str, cache: Path, where: str) -> list[Fault]:
         folders = []
     if any(path.is_dir() for folder in folders for path in folder.glob("*/*/*")):
         return []
-    remedy = f"on a host with internet: HF_HOME={cache.parent} python -c \"import datasets; datasets.load_dataset('{name}')\""
-    return [Fault(f"data set {name} is not in {cache}, and the site is offline (HF_HUB_OFFLINE)", where, remedy)]
+    load = f"import datasets; datasets.load_dataset('{name}')"
+    remedy = f'on a host with internet: HF_HOME={cache.parent} python -c "{load}"'
+    return [
+        Fault(f"data set {name} is not in {cache}, and the site is offline (HF_HUB_OFFLINE)", where, remedy)
+    ]
 
 
 def _folded(name: str) -> str:

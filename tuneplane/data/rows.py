@@ -157,7 +157,9 @@ def _values(file: IO[bytes], raw: IO[bytes], name: str) -> Iterator[Row | Fault]
 
 def _not_utf8(where: str, byte: int, column: int) -> Fault:
     place = f" at column {column}" if column else ""
-    return Fault(f"is not UTF-8: byte 0x{byte:02x}{place}", where, "iconv -f LATIN1 -t UTF-8, if that is what it is")
+    return Fault(
+        f"is not UTF-8: byte 0x{byte:02x}{place}", where, "iconv -f LATIN1 -t UTF-8, if that is what it is"
+    )
 
 
 def _not_json(where: str, error: json.JSONDecodeError) -> Fault:
@@ -166,7 +168,7 @@ def _not_json(where: str, error: json.JSONDecodeError) -> Fault:
 
 def _parquet(path: Path) -> Iterator[Row | Fault]:
     try:
-        import pyarrow.parquet as parquet
+        from pyarrow import parquet
     except ImportError:
         raise NotLookedAt("pyarrow is not installed on this host") from None
     try:

@@ -6,12 +6,12 @@ Runs in the image, in one process. torch, transformers and peft are imported whe
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Optional
 
 from tuneplane.hf_export.checkpoints import TO_RESUME, last_complete, step_of
 from tuneplane.hf_export.folder import ADAPTER, EXPORT, Origin, read_origin, written_whole
@@ -34,11 +34,13 @@ class Source:
         return (self.folder / ADAPTER_CONFIG).is_file()
 
 
-def main(argv: Optional[list[str]] = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """0: hf_export is there. 1: there is nothing to make it from, or it could not be written."""
     parser = argparse.ArgumentParser(prog="python3 -m tuneplane.hf_export")
     parser.add_argument("out", type=Path, help="output folder of the run")
-    parser.add_argument("--model", default="", help="base of LoRA weights; what they name themselves if empty")
+    parser.add_argument(
+        "--model", default="", help="base of LoRA weights; what they name themselves if empty"
+    )
     parser.add_argument("--revision", default="main")
     parser.add_argument("--trust-remote-code", action="store_true")
     given = parser.parse_args(argv)
@@ -68,7 +70,7 @@ def main(argv: Optional[list[str]] = None) -> int:
     return 0
 
 
-def find_source(out: Path) -> Optional[Source]:
+def find_source(out: Path) -> Source | None:
     """The best that a run left: LoRA weights of its end, else its last complete checkpoint.
 
     A whole model of its end is in place already.
@@ -104,19 +106,18 @@ def write_merged(adapter: Path, new: Path, base: str, revision: str, trust_remot
     Merged in float32, as training held the weights, and stored in the base's own type.
     Raises OSError, ValueError, ImportError.
     """
-    import torch
-    from peft import PeftConfig, PeftModel
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    name = base or PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
-    config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
-    model = AutoModelForCausalLM.from_pretrained(
+    torch, peft, transformers = map(importlib.import_module, ("torch", "peft", "transformers"))
+    name = base or peft.PeftConfig.from_pretrained(str(adapter)).base_model_name_or_path
+    config = transformers.AutoConfig.from_pretrained(
+        name, revision=revision, trust_remote_code=trust_remote_code
+    )
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         name, revision=revision, trust_remote_code=trust_remote_code, dtype=torch.float32
     )
-    tokenizer = AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=trust_remote_code)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(adapter), trust_remote_code=trust_remote_code)
     if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:  # a chat template brought tokens along
         model.resize_token_embeddings(len(tokenizer))
-    merged = PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
+    merged = peft.PeftModel.from_pretrained(model, str(adapter)).merge_and_unload()
     merged.to(getattr(config, "dtype", None) or torch.float32).save_pretrained(str(new))
     tokenizer.save_pretrained(str(new))
 
@@ -133,7 +134,11 @@ def _is_final(place: Path, adapter: Path) -> bool:
     if origin is None or model_problems(place):
         return False
     if of_adapter is not None:
-        return origin.source == ADAPTER and origin.step == of_adapter.step and origin.made_at >= of_adapter.made_at
+        return (
+            origin.source == ADAPTER
+            and origin.step == of_adapter.step
+            and origin.made_at >= of_adapter.made_at
+        )
     return origin.source == "final"
 
 

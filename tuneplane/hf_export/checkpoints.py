@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import Optional
 
 CHECKPOINT = re.compile(r"checkpoint-([0-9]+)", re.ASCII)
 
@@ -25,7 +24,7 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.s
 _RANK = re.compile(r"rng_state_([0-9]+)\.pth", re.ASCII)
 
 
-def last_complete(checkpoints: Mapping[str, Collection[str]], ranks: int) -> Optional[str]:
+def last_complete(checkpoints: Mapping[str, Collection[str]], ranks: int) -> str | None:
     """The name of the last complete checkpoint; None where there is none.
 
     checkpoints: folder name → names of the files in it. ranks: of the training that is to go on. One in which

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from tuneplane.kernel.files import write_atomic
 
@@ -62,7 +62,7 @@ def write_record(folder: Path, origin: Origin) -> None:
     write_atomic(folder / RECORD, json.dumps(record, indent=2) + "\n")
 
 
-def read_origin(folder: Path) -> Optional[Origin]:
+def read_origin(folder: Path) -> Origin | None:
     """What the weights in `folder` were made from; None where it has no record that can be read."""
     try:
         found: Any = json.loads((folder / RECORD).read_text(encoding="utf-8"))

@@ -16,7 +16,14 @@ ADAPTER_CONFIG = "adapter_config.json"
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"
 OLD_ONE, OLD_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tokenizer_config.json",
+)
 
 _LFS = b"version https://git-lfs"
 _LARGEST_HEADER = 100_000_000  # as of the safetensors format

@@ -210,7 +210,9 @@ class _Manifest(OutputFields):
             if isinstance(item, list) and item and all(isinstance(name, str) and name for name in item):
                 sets.append(tuple(item))
             else:
-                self.fault(key, f"{item!r} is not a set of columns", "as in [[messages], [prompt, completion]]")
+                self.fault(
+                    key, f"{item!r} is not a set of columns", "as in [[messages], [prompt, completion]]"
+                )
         return tuple(sets)
 
     def metrics(self, top: dict[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -44,8 +44,8 @@ class NodeFacts:
     a module's name where `module` says so. main_ip, main_port: of node 0. params: `spec.hyperparams`, flat;
     params_file: the JSON file that holds them. bindings: `model`, `train_data`, … → hub id or absolute path.
     files_dir: a folder of this node and attempt, for the files of a `Command`. checkpoints: sorted by name, with
-    the numbers in it as numbers, and the same on every node. device: `gpu` or `cpu`. tmp_dir: a folder of this node
-    and attempt that the trainer may write to.
+    the numbers in it as numbers, and the same on every node. device: `gpu` or `cpu`. tmp_dir: a folder of
+    this node and attempt that the trainer may write to.
     """
 
     work_dir: str
@@ -112,7 +112,7 @@ def compile_command(adapter: str, operation: str, node: NodeFacts) -> Command:
 def input_faults(
     adapter: str, params: Mapping[str, Any], bindings: Mapping[str, str], ranks: int | None
 ) -> list[Fault]:
-    """What the adapter finds not to fit together, of one that looks (`faults`). ranks: of all nodes, None: unknown."""
+    """What an adapter that looks (`faults`) finds not to fit together. ranks: of all nodes, None: unknown."""
     look: Callable[..., list[Fault]] | None = getattr(load_adapter(adapter), "faults", None)
     return look(params, bindings, ranks) if look else []
 

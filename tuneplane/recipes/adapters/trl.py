@@ -28,12 +28,17 @@ FILE = re.compile(r"\.(jsonl?|parquet)(\.(gz|bz2|xz))?$")
 ANY_FILE = "**/*.[jp][sa][or][nq]*"
 """All .jsonl, .json and .parquet files below a folder, in one pattern: one that finds nothing is an error."""
 
-REWARDS = ("accuracy_reward", "reasoning_accuracy_reward", "think_format_reward", "get_soft_overlong_punishment")
+REWARDS = (
+    "accuracy_reward",
+    "reasoning_accuracy_reward",
+    "think_format_reward",
+    "get_soft_overlong_punishment",
+)
 """The reward functions that trl.scripts.grpo knows by name; others are imported."""
 
 
 def train(node: NodeFacts) -> Command:
-    """`-m trl.scripts.…` with a config file, from the experiment's folder: reward functions are imported from there."""
+    """`-m trl.scripts.…` with a config file, in the experiment's folder: rewards are imported from there."""
     config = f"{node.files_dir}/{CONFIG}"
     files = {config: yaml_of(training(node))}
     card = dataset_card(node.bindings)
@@ -57,7 +62,10 @@ def export(node: NodeFacts) -> Command:
     """Write `hf_export` of the run's output folder, of its final weights or else its last complete checkpoint."""
     argv = ["python3", "-m", "tuneplane.hf_export", node.out_dir]
     if node.bindings.get("model"):
-        argv += [f"--model={node.bindings['model']}", f"--revision={node.params.get('model_revision') or 'main'}"]
+        argv += [
+            f"--model={node.bindings['model']}",
+            f"--revision={node.params.get('model_revision') or 'main'}",
+        ]
     if node.params.get("trust_remote_code"):
         argv.append("--trust-remote-code")
     return Command(argv=tuple(argv), cwd=node.work_dir, launch=Launch.ONE_PROCESS)
@@ -108,7 +116,7 @@ def is_local(binding: str) -> bool:
 
 
 def faults(params: Mapping[str, Any], bindings: Mapping[str, str], ranks: int | None) -> list[Fault]:
-    """What does not fit together and a training would find only when it starts. ranks: of all nodes, None: unknown."""
+    """What does not fit together, as a training would find when it starts. ranks: of all nodes, None: unknown."""
     found: list[Fault] = []
     data, validation = bindings.get("train_data"), bindings.get("validation_data")
     if data and validation and not is_local(data):
@@ -121,7 +129,9 @@ def faults(params: Mapping[str, Any], bindings: Mapping[str, str], ranks: int | 
     if params.get("bf16") and params.get("fp16"):
         found.append(Fault("bf16 and fp16 exclude each other", "--set", "keep one"))
     if params.get("assistant_only_loss") and params.get("completion_only_loss"):
-        found.append(Fault("assistant_only_loss and completion_only_loss exclude each other", "--set", "keep one"))
+        found.append(
+            Fault("assistant_only_loss and completion_only_loss exclude each other", "--set", "keep one")
+        )
     found += _reward_faults(params)
     if ranks is not None and "num_generations" in params:
         found += _generation_faults(params, ranks, evaluates or validation is not None)
@@ -157,10 +167,8 @@ def _generation_faults(params: Mapping[str, Any], ranks: int, evaluates: bool) -
     batch = params.get("per_device_train_batch_size", 8)
     rounds = params.get("steps_per_generation") or params.get("gradient_accumulation_steps", 1)
     if batch * ranks * rounds % group:
-        what = (
-            f"{ranks} ranks × {batch} samples × {rounds} batches are {batch * ranks * rounds} completions a round, "
-            f"which num_generations={group} does not divide"
-        )
+        all_of_them = f"{ranks} ranks × {batch} samples × {rounds} batches"
+        what = f"num_generations={group} does not divide the completions of a round, {all_of_them}"
         remedy = "change num_generations, per_device_train_batch_size or gradient_accumulation_steps"
         found.append(Fault(what, "num_generations", remedy))
     group, batch = params.get("num_generations_eval") or group, params.get("per_device_eval_batch_size", 8)
@@ -189,7 +197,9 @@ def _flow(value: Any) -> str:
 def _ascii(text: str) -> str:
     r"""JSON's own `\ud83d\ude00` is two characters to YAML, which has `\U0001f600`."""
     return re.sub(
-        r"[^\x20-\x7e]", lambda m: f"\\U{ord(m[0]):08x}" if ord(m[0]) > 0xFFFF else f"\\u{ord(m[0]):04x}", text
+        r"[^\x20-\x7e]",
+        lambda m: f"\\U{ord(m[0]):08x}" if ord(m[0]) > 0xFFFF else f"\\u{ord(m[0]):04x}",
+        text,
     )
 
 
