@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import itertools
 import json
 import lzma
@@ -168,7 +169,7 @@ def _not_json(where: str, error: json.JSONDecodeError) -> Fault:
 
 def _parquet(path: Path) -> Iterator[Row | Fault]:
     try:
-        from pyarrow import parquet
+        parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise NotLookedAt("pyarrow is not installed on this host") from None
     try:
