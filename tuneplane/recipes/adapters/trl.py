@@ -54,7 +54,7 @@ def train(node: NodeFacts) -> Command:
         launch=Launch.TORCHRUN,
         env=env,
         files=files,
-        bridge=("--hook", "transformers", "--hook", "hf_export"),
+        bridge=("--hook", "transformers", "--hook", "saves"),
     )
 
 
