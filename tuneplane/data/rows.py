@@ -92,7 +92,7 @@ def _lines(file: IO[bytes], raw: IO[bytes], name: str) -> Iterator[Row | Fault]:
 
 def _value(line: bytes, where: str) -> tuple[Any] | Fault:
     try:
-        return (json.loads(line.decode("utf-8")),)
+        return (json.loads(line.rstrip(b"\r\n").decode("utf-8")),)
     except UnicodeDecodeError as error:
         return _not_utf8(where, line[error.start], error.start + 1)
     except json.JSONDecodeError as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuneplane.hf_export.checkpoints import TO_RESUME, last_complete, step_of
-from tuneplane.hf_export.folder import ADAPTER, EXPORT, Origin, read_origin, written_whole
+from tuneplane.hf_export.folder import ADAPTER, EXPORT, FINAL, Origin, read_origin, written_whole
 from tuneplane.hf_export.weights import ADAPTER_CONFIG, model_problems, weight_problems
 from tuneplane.kernel import env
 
@@ -139,7 +139,7 @@ def _is_final(place: Path, adapter: Path) -> bool:
             and origin.step == of_adapter.step
             and origin.made_at >= of_adapter.made_at
         )
-    return origin.source == "final"
+    return origin.source == FINAL
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ from tuneplane.kernel.files import write_atomic
 EXPORT, ADAPTER = "hf_export", "adapter"
 """Below a run's output folder: a model that loads by itself (C13), and LoRA weights of the end of a training."""
 
+FINAL = "final"
+"""The source of weights of a training that ended."""
+
 RECORD = "tuneplane_export.json"
 SCHEMA = "tuneplane/hf-export/v1"
 
