@@ -47,7 +47,13 @@ def said(path: Path, method: str = "sft", **params: Any) -> list[str]:
     [
         ("sft", TALK),
         ("sft", PAIR),
-        ("sft", {"prompt": [{"role": "user", "content": "a"}], "completion": [{"role": "assistant", "content": "b"}]}),
+        (
+            "sft",
+            {
+                "prompt": [{"role": "user", "content": "a"}],
+                "completion": [{"role": "assistant", "content": "b"}],
+            },
+        ),
         ("sft", {"text": "once", "source": 3}),
         ("sft", {"prompt": "", "completion": "from nothing"}),
         ("sft", {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"name": "add"}]}]}),
@@ -191,7 +197,9 @@ def test_json_may_be_a_list_or_values_over_several_lines(tmp_path: Path) -> None
     assert said(listed) == [f"{listed}:2: is not UTF-8: byte 0xff"]
 
 
-def test_a_character_may_lie_across_what_is_read_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_character_may_lie_across_what_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rows, "CHUNK", 7)
     file = tmp_path / "a.json"
     file.write_text(json.dumps([{"text": "你好😀" * 9}] * 5, ensure_ascii=False), encoding="utf-8")
@@ -199,7 +207,9 @@ def test_a_character_may_lie_across_what_is_read_at_once(tmp_path: Path, monkeyp
     assert (found.faults, found.rows) == ([], 5)
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, '{"text": "' + "\0" * 99 + '"}', "\0" * 5_000])
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a":' * 100_000, '{"text": "' + "\0" * 99 + '"}', "\0" * 5_000]
+)
 def test_hostile_json_is_a_fault_and_no_crash(tmp_path: Path, text: str) -> None:
     for name in ("a.json", "a.jsonl"):
         (tmp_path / name).write_text(text)
@@ -276,7 +286,10 @@ def test_a_whole_model_passes_and_what_is_missing_is_named(tmp_path: Path) -> No
     for name, what in [
         ("config.json", "model has no config.json"),
         ("tokenizer.json", "model has no tokenizer"),
-        ("model.safetensors", "model has no weights (model.safetensors, or model.safetensors.index.json and its"),
+        (
+            "model.safetensors",
+            "model has no weights (model.safetensors, or model.safetensors.index.json and its",
+        ),
     ]:
         kept = (model / name).read_bytes()
         (model / name).unlink()
@@ -291,12 +304,17 @@ def test_a_whole_model_passes_and_what_is_missing_is_named(tmp_path: Path) -> No
     [
         (b"", "model.safetensors is empty"),
         (b"\x10\0\0", "model.safetensors is cut off"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of git-lfs, not weights"),
+        (
+            b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "is a pointer of git-lfs, not weights",
+        ),
         ((1 << 60).to_bytes(8, "little") + b"{}", "model.safetensors is cut off"),
         ((2).to_bytes(8, "little") + b"[]", "model.safetensors has a damaged header"),
     ],
 )
-def test_weights_that_are_none_are_seen_without_loading_them(tmp_path: Path, content: bytes, what: str) -> None:
+def test_weights_that_are_none_are_seen_without_loading_them(
+    tmp_path: Path, content: bytes, what: str
+) -> None:
     (fault,) = model_faults(make_model(tmp_path / "m", model__safetensors=content))
     assert what in fault.what
 

@@ -29,7 +29,13 @@ def facts(nodes: int = 1, rank: int = 0, **more: Any) -> NodeFacts:
         node_rank=rank,
         main_ip="10.0.0.1",
         main_port=29500,
-        params={"learning_rate": 2e-5, "max_steps": -1, "packing": False, "eval_strategy": None, "bf16": None},
+        params={
+            "learning_rate": 2e-5,
+            "max_steps": -1,
+            "packing": False,
+            "eval_strategy": None,
+            "bf16": None,
+        },
         module=True,
         bindings={"model": "/models/tiny", "train_data": "/data/talks.jsonl"},
         files_dir="/scratch/files",
@@ -64,7 +70,11 @@ def test_the_same_command_and_files_on_every_node(nodes: int, rank: int) -> None
     assert command.argv == ("-m", "trl.scripts.sft", "--config", "/scratch/files/trl.yaml")
     assert command.cwd == "/scratch/work/experiments/chat"
     assert (command.launch, command.bridge) == ("torchrun", ("--hook", "transformers", "--hook", "saves"))
-    assert command.env == {"TOKENIZERS_PARALLELISM": "false", "HF_DATASETS_CACHE": "/scratch/tmp/datasets"}
+    assert command.env == {
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_MININTERVAL": "10",
+        "HF_DATASETS_CACHE": "/scratch/tmp/datasets",
+    }
     assert command.files == {
         "/scratch/files/trl.yaml": SFT_CONFIG,
         "/scratch/files/dataset/README.md": CARD,
@@ -153,7 +163,12 @@ BOUND = {"model": "/models/tiny", "train_data": "/data/questions.jsonl"}
         ({"eval_strategy": "steps"}, BOUND, 8, "eval_strategy is steps, and there is nothing to evaluate on"),
         ({"bf16": True, "fp16": True}, BOUND, 8, "bf16 and fp16 exclude each other"),
         ({}, {"train_data": "a/b", "validation_data": "/v.json"}, 8, "evaluated on a split of its own"),
-        ({**GRPO, "reward_funcs": ["acuracy_reward"]}, BOUND, 8, "acuracy_reward is no reward function of TRL"),
+        (
+            {**GRPO, "reward_funcs": ["acuracy_reward"]},
+            BOUND,
+            8,
+            "acuracy_reward is no reward function of TRL",
+        ),
         ({**GRPO, "reward_funcs": []}, BOUND, 8, "reward_funcs is empty"),
         ({**GRPO, "reward_weights": [1.0, 2.0]}, BOUND, 8, "2 reward_weights for 1 reward_funcs"),
         ({**GRPO, "num_generations": 6}, BOUND, 2, "num_generations=6 does not divide"),

@@ -32,7 +32,12 @@ def parser() -> Iterator[Any]:
     """Asks TRL's parsers, which take seconds to import, in a process of their own."""
     need_training_packages()
     program = Path(__file__).parent / "trainers/trl_config.py"
-    environ = {"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environ = {
+        "PATH": "/usr/bin:/bin",
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     asked: list[tuple[str, str, Any]] = []
 
     def answers() -> list[tuple[str, Any, Any]]:

@@ -39,15 +39,13 @@ scratch: {scratch}
 path: {path}
 """
 
-QUICK = ("logging_steps=1", "save_steps=4", "max_length=64", "per_device_train_batch_size=2", "learning_rate=1e-3")
+QUICK = ("logging_steps=1", "save_steps=4", "per_device_train_batch_size=2", "learning_rate=1e-3")
 
 
 def make_tiny_model(folder: Path) -> Path:
     """The folder with `tiny model`, `sft.jsonl`, `held [out].jsonl`, `dpo.jsonl` and `grpo.jsonl`."""
     environ = {"PATH": os.defpath, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [sys.executable, TRAINERS / "tiny_model.py", folder], env=environ, check=True, timeout=100
-    )
+    subprocess.run([sys.executable, TRAINERS / "tiny_model.py", folder], env=environ, check=True, timeout=100)
     return folder
 
 
@@ -74,9 +72,7 @@ class TrlRun:
 
     def metrics(self) -> Metrics:
         job = json.loads((self.folder / "job.json").read_text())
-        return read_metrics(
-            self.folder, job["metadata"]["run_id"], job["spec"]["reporting"]["token_sha256"]
-        )
+        return read_metrics(self.folder, job["metadata"]["run_id"], job["spec"]["reporting"]["token_sha256"])
 
     def checkpoints(self) -> list[str]:
         return sorted(path.name for path in (self.out / "checkpoints").iterdir() if path.is_dir())

@@ -8,7 +8,9 @@ import json
 import sys
 import tempfile
 
-parsers = {name: importlib.import_module(f"trl.scripts.{name}").make_parser() for name in ("sft", "dpo", "grpo")}
+parsers = {
+    name: importlib.import_module(f"trl.scripts.{name}").make_parser() for name in ("sft", "dpo", "grpo")
+}
 fresh = {name: {a: a.default for a in parser._actions} for name, parser in parsers.items()}
 
 for line in sys.stdin:

@@ -60,7 +60,10 @@ def _final_apart(save: Any) -> Any:
             return
         step, steps = self.state.global_step, self.state.max_steps
         if step < steps:  # it was asked to stop, and the script cannot tell
-            _say(self, f"stopped after step {step} of {steps}: the checkpoint is there, no final model is written")
+            _say(
+                self,
+                f"stopped after step {step} of {steps}: the checkpoint is there, no final model is written",
+            )
             return
         place = _write(save, self, out, step)
         _say(self, f"the model of step {step} is in {place}")

@@ -44,7 +44,10 @@ def train(node: NodeFacts) -> Command:
     card = dataset_card(node.bindings)
     if card:
         files[f"{node.files_dir}/{DATASET}/README.md"] = f"---\n{yaml_of(card)}---\n"
-    env = {"TOKENIZERS_PARALLELISM": "false"}
+    env = {
+        "TOKENIZERS_PARALLELISM": "false",
+        "TQDM_MININTERVAL": "10",
+    }  # a line of the log, not of a terminal
     if is_local(node.bindings.get("train_data", "")):
         # Beside the data it would be prepared once for all nodes, on a filesystem whose locks may not hold.
         env["HF_DATASETS_CACHE"] = f"{node.tmp_dir}/datasets"
