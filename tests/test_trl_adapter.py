@@ -1,4 +1,4 @@
-"""The trl adapter: whole commands, variables and files for one node and for four, and what does not fit together."""
+"""The trl adapter: whole commands, variables and files for one node and for four; what does not fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every parameter that the TRL methods declare is one of TRL's own, of that type, with these choices and defaults."""
+"""Every parameter that the TRL methods declare is TRL's own, of that type, with these choices and defaults."""
 
 from __future__ import annotations
 

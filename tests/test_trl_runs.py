@@ -1,4 +1,4 @@
-"""SFT, DPO and GRPO on a tiny model in real runs of this machine: torchrun, bridge, points, checkpoints, hf_export."""
+"""SFT, DPO and GRPO on a tiny model, in real runs of this machine: points, checkpoints, resume, hf_export."""
 
 from __future__ import annotations
 

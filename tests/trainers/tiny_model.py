@@ -1,4 +1,4 @@
-"""A tiny Llama with a tokenizer of its own, and data of three forms, made on the spot. argv: the folder for them."""
+"""A tiny Llama with a tokenizer, and data of three forms, made on the spot. argv: the folder for them."""
 
 import json
 import sys

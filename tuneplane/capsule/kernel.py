@@ -26,6 +26,7 @@ KERNEL_PARTS = (
     "containers",
     "bridge",
     "hf_export",
+    "evalkit",
     "recipes/__init__.py",
     "recipes/adapters",
     "plugins",

@@ -1,4 +1,4 @@
-"""What a trainer of transformers leaves is whole: its final model as `hf_export`, and the state of each checkpoint.
+"""What a trainer of transformers leaves is whole: its final model as `hf_export`, each checkpoint's state.
 
 Installed by the bridge for the trl adapter, whose `output_dir` is `<out>/checkpoints`.
 """
@@ -49,7 +49,7 @@ def _in_one_piece(save: Any) -> Any:
 
 
 def _final_apart(save: Any) -> Any:
-    """What a script saves into the trainer's own output_dir is the model of the end, and goes beside checkpoints."""
+    """What a script saves into the trainer's own output_dir is the model of the end: beside the checkpoints."""
 
     @functools.wraps(save)
     def save_model(self: Any, output_dir: Optional[str] = None, _internal_call: bool = False) -> None:

@@ -1,6 +1,6 @@
 """The trl adapter: TRL's own scripts in every rank, with a config file of the parameters; export by one process.
 
-docs/recipes/trl.md says how it is used. Which data and model there must be, `tuneplane.data` checks before the queue.
+docs/recipes/trl.md says how it is used. Data and model are looked at before the queue by `tuneplane.data`.
 """
 
 from __future__ import annotations
