@@ -14,7 +14,10 @@ from typing import Any
 import pytest
 from warm_tp import run_tp
 
-from tuneplane.collect.metrics import Metrics, read_metrics
+from tuneplane.collect.metrics import Metrics, metrics_of
+from tuneplane.collect.store import Store
+from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.runs.sources import read_source
 
 TRAINERS = Path(__file__).parent / "trainers"
 
@@ -71,16 +74,24 @@ class TrlRun:
         return log.read_text(errors="replace")[-6000:] if log.exists() else "no log"
 
     def metrics(self) -> Metrics:
-        job = json.loads((self.folder / "job.json").read_text())
-        return read_metrics(self.folder, job["metadata"]["run_id"], job["spec"]["reporting"]["token_sha256"])
+        """What was reported, under the recipe's canonical names."""
+        with Store(memory=True) as store:
+            store.refresh([read_source(RunFolder(self.folder))])
+            return metrics_of(store, self.folder.name)
+
+    def canonical(self) -> dict[str, str]:
+        """The canonical name of each other name that the recipe knows."""
+        metrics = json.loads((self.folder / "job.json").read_text())["spec"]["metrics"]
+        return {alias: name for name, aliases in metrics.items() for alias in aliases}
 
     def checkpoints(self) -> list[str]:
         return sorted(path.name for path in (self.out / "checkpoints").iterdir() if path.is_dir())
 
     def history(self, checkpoint: str) -> dict[str, dict[int, Any]]:
-        """The trainer's own log_history, by the names that reporting gives: value by step."""
+        """The trainer's own log_history, by canonical names: value by step."""
         state = json.loads((self.out / "checkpoints" / checkpoint / "trainer_state.json").read_text())
         found: dict[str, dict[int, Any]] = {}
+        canonical = self.canonical()
         for entry in state["log_history"]:
             evaluation = any(key.startswith("eval_") for key in entry)
             for key, value in entry.items():
@@ -88,6 +99,7 @@ class TrlRun:
                     continue
                 name = key if "/" in key else f"train/{key}"
                 name = f"validation/{key[5:]}" if key.startswith("eval_") else name
+                name = canonical.get(name, name)
                 found.setdefault(name, {})[entry["step"]] = pytest.approx(value, rel=1e-6)
         return found
 

@@ -133,12 +133,13 @@ def compile_request(
     outputs = found.attempt(all_outputs, experiment, recipe) if experiment and recipe else None
     composed = _composed(found, lab, request, environ)
     placement = _placed(found, composed, request) if composed else None
-    inputs = _inputs(found, recipe, experiment, request) if recipe and experiment else Inputs()
+    inputs = Inputs()
+    if recipe and experiment:
+        inputs = _inputs(found, recipe, experiment, request, composed, placement)
     if recipe:
         found.attempt(check_operation, recipe.adapter, "train")
         _check_preflight(found, recipe, request)
         _check_observability(found, recipe, request)
-        check_inputs(found, recipe, inputs, composed, placement)
     if composed is None:
         _packed(found, lab, request, None)
         _tell_uncomposed(found, request)
@@ -284,10 +285,19 @@ def _placed(found: Findings, composed: Composed, request: Request) -> Placement 
     return found.attempt(place, config.cluster, total, request.nodes, request.gpus_per_node, site=config.site)
 
 
-def _inputs(found: Findings, recipe: Recipe, experiment: Path, request: Request) -> Inputs:
+def _inputs(
+    found: Findings,
+    recipe: Recipe,
+    experiment: Path,
+    request: Request,
+    composed: Composed | None,
+    placement: Placement | None,
+) -> Inputs:
     names = ("model", "train_data", "validation_data")
     flags = {name: getattr(request, name) for name in names}
-    return read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
+    inputs = read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
+    check_inputs(found, recipe, inputs, composed, placement)
+    return inputs
 
 
 def launch_faults(what: str, launch: Launch | None, placement: Placement) -> list[Fault]:

@@ -15,7 +15,7 @@ from tuneplane.kernel import env
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import ModuleType
-    from typing import Any, Optional
+    from typing import Any
 
 PARTIAL = ".partial"
 PICKLED = "training_args.bin"
@@ -52,7 +52,7 @@ def _final_apart(save: Any) -> Any:
     """What a script saves into the trainer's own output_dir is the model of the end: beside the checkpoints."""
 
     @functools.wraps(save)
-    def save_model(self: Any, output_dir: Optional[str] = None, _internal_call: bool = False) -> None:
+    def save_model(self: Any, output_dir: str | None = None, _internal_call: bool = False) -> None:
         out = os.environ.get(env.OUT_DIR, "")
         target = os.path.abspath(output_dir or self.args.output_dir)
         if _internal_call or not out or target != os.path.join(os.path.abspath(out), "checkpoints"):
