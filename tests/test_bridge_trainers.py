@@ -164,9 +164,11 @@ def test_trls_own_script_reports_through_the_bridge(tmp_path: Path) -> None:
     """`trl.scripts.sft` as a module on two ranks: the one that hung at its end in 4 of 25 runs by itself."""
     made = run([str(TRAINERS / "tiny_model.py"), str(tmp_path)], tmp_path, timeout_s=90, **quiet(tmp_path))
     assert made.code == 0, made.stderr
+    (tmp_path / "data").mkdir()
+    (tmp_path / "sft.jsonl").rename(tmp_path / "data/train.jsonl")
     job = ReportJob(tmp_path / "run")
     options = {
-        "model_name_or_path": tmp_path / "model",
+        "model_name_or_path": tmp_path / "tiny model",
         "dataset_name": tmp_path / "data",
         "output_dir": tmp_path / "out",
         "max_steps": 3,
