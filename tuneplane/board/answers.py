@@ -23,12 +23,16 @@ MAX_FILES = 20
 """Files that were not read and are named one by one."""
 
 
-def runs_answer(states: States, known: Mapping[str, Known]) -> dict[str, Any]:
-    """All runs with their states. Ages are the page's to count, from `now_s`."""
+def runs_answer(states: States, known: Mapping[str, Known], notice: str = "") -> dict[str, Any]:
+    """All runs with their states. Ages are the page's to count, from `now_s`.
+
+    notice: why the board keeps nothing of what it reads; empty where it does.
+    """
     return {
         "now_s": time.time(),
         "read_at_s": states.read_at,
         "fault": states.fault,
+        "notice": notice,
         "runs": [_row(listed, known.get(listed.state.run_id)) for listed in states.runs],
     }
 

@@ -80,7 +80,7 @@ class Board:
         self._watch.touch()
         states = self._watch.states()
         known = {listed.state.run_id: self._watch.known(listed.state.run_id) for listed in states.runs}
-        return _json({**runs_answer(states, known), "about": self._about})
+        return _json({**runs_answer(states, known, self._watch.notice()), "about": self._about})
 
     async def _overviews(self, request: Request) -> Response:
         self._watch.touch()

@@ -21,6 +21,7 @@ export interface Runs {
   now_s: number;
   read_at_s: number;
   fault: string;
+  notice: string;
   runs: Run[];
   about: { user: string; host: string; version: string; started: string };
 }

@@ -2,7 +2,7 @@
 
 import type { Details, Metric, Run } from "./api";
 import type { DetailsOf } from "./config";
-import { h, put } from "./dom";
+import { breakable, h, put } from "./dom";
 import { age, count, duration, moment, number, numeric, unitOf, withUnit } from "./format";
 import type { Model } from "./model";
 import { stateClass } from "./runs";
@@ -77,7 +77,7 @@ export class Summary {
             "tbody",
             {},
             ...names.slice(0, MOST_METRICS).map((name) =>
-              h("tr", {}, h("th", { scope: "row" }, name), ...columns.flatMap((column) => cells(column.get(name)))),
+              h("tr", {}, h("th", { scope: "row" }, ...breakable(name)), ...columns.flatMap((column) => cells(column.get(name)))),
             ),
           ),
         ),
