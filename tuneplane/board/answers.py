@@ -13,6 +13,7 @@ from tuneplane.collect.overview import Overview
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.runs.attempts import read_attempts
+from tuneplane.runs.evaluation import read_evaluation
 from tuneplane.runs.logs import MASK, known_secrets
 
 MAX_METRICS = 5_000
@@ -95,7 +96,7 @@ def notices(overview: Overview) -> list[str]:
 
 
 def read_details(listed: Listed, overview: Overview) -> dict[str, Any]:
-    """One run whole, but for its metrics: state, attempts, nodes, configuration. Raises OSError."""
+    """One run whole, but for its metrics: state, attempts, nodes, configuration, evaluation. Raises OSError."""
     state, run = listed.state, listed.folder
     attempts = read_attempts(run, state) if state.state != "UNKNOWN" or state.attempts else []
     masks = known_secrets(run)
@@ -105,6 +106,7 @@ def read_details(listed: Listed, overview: Overview) -> dict[str, Any]:
         "config": read_config(run),
         "hparams": flat(overview.hparams),
         "notices": notices(overview),
+        "report": read_evaluation(run).as_dict(),
     }
     masked: dict[str, Any] = _masked(details, masks)
     return masked

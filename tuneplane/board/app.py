@@ -28,7 +28,7 @@ from tuneplane.board.worker import Worker
 from tuneplane.collect.series import Series
 from tuneplane.export.rows import rows, write_csv
 from tuneplane.kernel.errors import TunePlaneError
-from tuneplane.runs.artifacts import list_artifacts
+from tuneplane.runs.artifacts import list_artifacts, output_folder
 
 T = TypeVar("T")
 
@@ -140,9 +140,14 @@ class Board:
         listed = self._listed(request)
 
         def read() -> dict[str, object]:
-            found, skipped = list_artifacts(listed.folder, jobspec.read(listed.folder.job))
+            job = jobspec.read(listed.folder.job)
+            found, skipped = list_artifacts(listed.folder, job)
             artifacts = [asdict(artifact) for artifact in found]
-            return {"folder": str(listed.folder.out), "artifacts": artifacts, "skipped": skipped}
+            return {
+                "folder": str(output_folder(listed.folder, job)),
+                "artifacts": artifacts,
+                "skipped": skipped,
+            }
 
         return _json(await self._read(read))
 

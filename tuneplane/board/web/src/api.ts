@@ -77,6 +77,8 @@ export interface Details {
     ended_at: number | null;
     folder: string;
     rerun_of: string;
+    operation: string;
+    subject: string;
     nodes: { rank: number; host: string; state: string; code: number | null; reason: string; beat_age_s: number | null }[];
   };
   attempts: {
@@ -95,6 +97,19 @@ export interface Details {
   config: Record<string, unknown>;
   hparams: Record<string, unknown>;
   notices: string[];
+  report: { rows: ReportRow[]; run_id: string; model_digest: string; harness: string; ended_at: string; notices: string[] };
+}
+
+/** One value of one task of an evaluation. */
+export interface ReportRow {
+  task: string;
+  metric: string;
+  filter: string;
+  value: number | null;
+  stderr: number | null;
+  samples: number | null;
+  higher_is_better: boolean | null;
+  fewshot: number | null;
 }
 
 export interface LogTail {
