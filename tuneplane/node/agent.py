@@ -166,6 +166,7 @@ class NodeRun:
         command = compile_command(spec.recipe.adapter, spec.operation, facts)
         command = launched(command, facts, str(self.scratch.ranks))
         for path, text in command.files.items():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(Path(path), text, 0o600)
         values = {**values, **command.env}
         rank = self.given.rank
