@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 sys.path.append(str(Path(__file__).parent / "live"))
 
 from gpu_check import CPU, Check, methods
+from gpu_data import write_images
 
 LIVE = Path(__file__).parent / "live"
 
@@ -25,13 +27,13 @@ def check(*words: str, path: str | None = None) -> subprocess.CompletedProcess[s
         env={**os.environ, **({"PATH": path} if path else {})},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=280,
         check=False,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(160)
+@pytest.mark.timeout(300)
 def test_both_methods_train_and_leave_curves_and_artifacts(tmp_path: Path) -> None:
     if importlib.util.find_spec("trl") is None:
         reason = "tests/requirements-training.txt is not installed: `make test` does so"
@@ -49,6 +51,19 @@ def test_both_methods_train_and_leave_curves_and_artifacts(tmp_path: Path) -> No
     assert re.search(r"hf_export +hf_export +[\d,]+ bytes", done.stdout)
     assert re.search(r"torch 2\.\d+", done.stdout)
     assert not folder.exists(), "where nothing is missing nothing is kept"
+
+
+def test_without_scikit_learn_there_are_images_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    write_images(tmp_path)
+    classes = [sorted(path.name for path in (tmp_path / part).iterdir()) for part in ("train", "validation")]
+    assert classes == [[str(label) for label in range(10)]] * 2
+    assert len(list(tmp_path.glob("train/*/*.png"))) == 1200
+    image = next(tmp_path.glob("validation/3/*.png")).read_bytes()
+    pixels = zlib.decompress(image[image.index(b"IDAT") + 4 : -16])
+    assert [
+        pixels[row + 1 : row + 11].index(max(pixels[row + 1 : row + 11])) for row in range(0, 110, 11)
+    ] == [3] * 10
 
 
 def test_without_a_gpu_it_says_so_and_fails(tmp_path: Path) -> None:
