@@ -17,6 +17,7 @@ import slurm_lab
 from filelock import FileLock
 from node_leftovers import left_by
 from testbed_client import WEIRD_NAME, Testbed, unusable_because
+from training_lab import Training, install_training
 
 FAKES = Path(__file__).parent / "fakes"
 LOCKS = Path(tempfile.gettempdir())
@@ -103,6 +104,12 @@ def testbed() -> Iterator[Testbed]:
             except BlockingIOError:
                 return
             cluster.down()
+
+
+@pytest.fixture(scope="session")
+def training(testbed: Testbed) -> Training:
+    """torch, transformers and TRL for jobs of the testbed's users: see training_lab.py."""
+    return install_training(testbed)
 
 
 def hold(mode: int) -> IO[str]:

@@ -31,7 +31,17 @@ ASK_AGAIN_S = 1.0
 MADE: list[Run] = []
 """Every run that the tests of this process have made."""
 
-FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "LOST", "NOT_SUBMITTED"}
+FINAL = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "LOST",
+    "NOT_SUBMITTED",
+    "NOT_RUN",
+}
 
 
 @contextmanager
@@ -56,13 +66,14 @@ def unique(name: str) -> str:
 
 @dataclass
 class SlurmLab:
-    """A lab in a fresh folder below a user's home, with one experiment of `custom/custom`."""
+    """A lab in a fresh folder below a user's home, with one experiment."""
 
     bed: Testbed
     user: str = "alice"
     folder_name: str = "lab"
     experiment: str = "mlp"
     env: dict[str, str] = field(default_factory=dict)  # of every command, on top of a fresh login's
+    method: str = "custom/custom"
     base: Path = field(init=False)  # the folder around the lab, of this test alone
     root: Path = field(init=False)
 
@@ -73,7 +84,7 @@ class SlurmLab:
         self.sh(["tp", "init", str(self.root)], cwd=str(self.base))
         self.sh(["git", "config", "user.name", self.user])
         self.sh(["git", "config", "user.email", f"{self.user}@example.org"])
-        self.sh(["tp", "new", self.experiment, "--method", "custom/custom"])
+        self.sh(["tp", "new", self.experiment, "--method", self.method])
 
     def copied(self, folder_name: str = "lab") -> SlurmLab:
         """A lab like this one, git and all, in a fresh folder."""

@@ -75,7 +75,7 @@ def test_custom_compiles_train() -> None:
 
 
 def test_every_adapter_is_found_and_compiles_known_operations() -> None:
-    assert adapter_names() == ("custom",)
+    assert "custom" in adapter_names()
     for name in adapter_names():
         assert set(load_adapter(name).OPERATIONS) <= set(OPERATIONS)
 

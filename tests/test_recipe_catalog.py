@@ -95,7 +95,7 @@ def test_the_published_custom_recipe_is_external(catalog: Catalog) -> None:
 
 
 def test_every_published_recipe_reads_and_has_its_scaffold(catalog: Catalog) -> None:
-    assert catalog.methods() == ["custom/custom"]
+    assert "custom/custom" in catalog.methods()
     for method in catalog.methods():
         assert catalog.scaffold(catalog.get(method)).files
 
@@ -236,7 +236,7 @@ def test_a_site_adds_methods_and_shadows_published_ones(tmp_path: Path) -> None:
     (tmp_path / "recipe/custom").mkdir()
     (tmp_path / "recipe/custom/custom.yaml").write_text(shadow)
     both = load_catalog([packaged_configs(), tmp_path])
-    assert both.methods() == ["custom/custom", "demo/classify"]
+    assert set(both.methods()) == {*load_catalog([packaged_configs()]).methods(), "demo/classify"}
     assert both.get("custom/custom").version == "1.0.1"
     published = load_catalog([packaged_configs()])
     assert both.scaffold(both.get("custom/custom")) == published.scaffold(published.get("custom/custom"))
@@ -260,7 +260,7 @@ def test_a_broken_manifest_stops_its_own_method_alone(tmp_path: Path) -> None:
     (tmp_path / "recipe" / "demo" / "Not A Method.yaml").write_text("")
     (tmp_path / "recipe" / "README.md").write_text("")
     both = load_catalog([packaged_configs(), tmp_path, tmp_path / "missing"])
-    assert both.methods() == ["custom/custom", "demo/classify"]
+    assert set(both.methods()) == {*load_catalog([packaged_configs()]).methods(), "demo/classify"}
     assert both.get("custom/custom").id == "custom/custom"
     with pytest.raises(UsageError, match=r"classify\.yaml:1: is not the YAML"):
         both.get("demo/classify")
@@ -332,7 +332,7 @@ def test_listing_the_catalog_reads_no_manifest_and_imports_nothing_heavy() -> No
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "['custom/custom']\n"
+    assert "'custom/custom'" in done.stdout
 
 
 @pytest.mark.parametrize("place", ["tuneplane/configs", "configs"])
