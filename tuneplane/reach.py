@@ -39,7 +39,11 @@ def check_storage(found: Findings, cluster: Cluster) -> None:
 
 
 def check_reach(
-    found: Findings, cluster: Cluster, inputs: Inputs, image: Choice | None, mounts: Collection[str]
+    found: Findings,
+    cluster: Cluster,
+    inputs: Inputs,
+    image: Choice | None = None,
+    mounts: Collection[str] = (),
 ) -> None:
     """What a user named for the run must lie where compute nodes see it: data, model, image, mounted folders.
 
