@@ -31,7 +31,17 @@ ASK_AGAIN_S = 1.0
 MADE: list[Run] = []
 """Every run that the tests of this process have made."""
 
-FINAL = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "LOST", "NOT_SUBMITTED"}
+FINAL = {
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "PREEMPTED",
+    "LOST",
+    "NOT_SUBMITTED",
+    "NOT_RUN",
+}
 
 
 @contextmanager

@@ -182,6 +182,20 @@ def test_what_was_lost_is_told(serve: Serve, root: Path) -> None:
     assert row["notices"] == len(told)
 
 
+def test_a_board_that_keeps_nothing_says_why(tmp_path: Path, root: Path) -> None:
+    make_run(root, RING, STARTED)
+    with board(tmp_path, TUNEPLANE_STORE_DIR="not/absolute") as server:
+        server.sign_in()
+        server.wait_for_runs(1)
+        server.overview(RING)
+        assert server.get("/api/runs")["notice"] == "TUNEPLANE_STORE_DIR is no absolute path"
+    with board(tmp_path) as server:
+        server.sign_in()
+        server.wait_for_runs(1)
+        server.overview(RING)
+        assert server.get("/api/runs")["notice"] == ""
+
+
 def test_one_broken_run_hides_no_other(serve: Serve, root: Path) -> None:
     write_points(make_run(root, RING, STARTED), [(0, STARTED, {"loss": 1.0})])
     broken = make_run(root, "ring-20260114-103010-aaaa", STARTED)

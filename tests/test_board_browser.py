@@ -231,6 +231,9 @@ def test_attempts_logs_config_system_and_summary(page: Browser) -> None:
     assert "gpu0" in told and "gpu1" in told and "%" in told
     page.show(f"runs={TWICE}&tab=summary")
     page.wait(lambda: "attempt" in page.text(".summary table"), "its attempts")
+    page.wait(lambda: "train/loss" in page.texts(".summary .compare th"), "its metrics")
+    parts = "return [...document.querySelectorAll('.summary .compare th')].map((cell) => cell.innerHTML)"
+    assert "train/<wbr>loss" in page.run(parts)
     page.show(f"runs={EMPTY}")
     page.wait(
         lambda: f"tp job why {EMPTY}" in page.text(".view .empty"), "a run without points says what to do"
@@ -335,9 +338,10 @@ def test_a_point_is_on_the_board_within_five_seconds_of_log(page: Browser, serve
 def test_an_end_of_the_board_is_said_once_and_it_comes_back(tmp_path: Path) -> None:
     make_run(tmp_path / "tuneplane", SLOW, STARTED)
     with browser(tmp_path / "chromium") as page:
-        with board(tmp_path) as server:
+        with board(tmp_path, TUNEPLANE_STORE_DIR="not/absolute") as server:
             page.open(server.link)
             page.wait(lambda: page.texts(".live") == ["live"], "live")
+            page.wait(lambda: "TUNEPLANE_STORE_DIR is no absolute path" in page.text(".notices"), "no cache")
             port = server.port
             assert server.end() == 0
         page.wait(lambda: page.texts(".live") == ["not connected"], "not connected")

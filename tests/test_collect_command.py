@@ -171,6 +171,9 @@ outputs:
   kind: {path: x, kind: parquet}
   log: {path: x.jsonl, step_key: step, colour: red}
   nothing:
+  twice: {path: a//b}
+  open: {path: "a/[b"}
+  whole: {path: "a/[!b]*/[]]x"}
 runs: 1
 """
 
@@ -189,9 +192,12 @@ def test_all_that_is_wrong_with_declared_outputs_is_told_at_once(lab: Lab) -> No
         (5, "outputs.kind.kind cannot be 'parquet'"),
         (6, "unknown key outputs.log.colour"),
         (7, "outputs.nothing is missing or empty"),
-        (8, "unknown key runs"),
+        (8, "output a//b has an empty part: two / in a row, or one at its end"),
+        (9, "output a/[b has a [ without its ]"),
+        (11, "unknown key runs"),
     ):
         assert f"{path}:{line}: {words}" in done.stderr, done.stderr
+    assert f"{path}:10" not in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["a folder", "a link", "not YAML", "ignored"])

@@ -231,7 +231,7 @@ def test_links_lead_to_a_file_and_a_heading(page: Path) -> None:
 @pytest.mark.parametrize("block", blocks(), ids=lambda b: b.where)
 def test_blocks_are_well_formed(block: Block) -> None:
     assert block.language, f"{block.where}: a block needs its language"
-    assert set(block.notes) <= {"needs", "exit", "cwd"}
+    assert set(block.notes) <= {"needs", "exit", "cwd", "file"}
     assert block.notes.get("needs", NEEDS[0]) in NEEDS
     if block.language == "python":
         ast.parse(block.text)

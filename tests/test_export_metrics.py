@@ -24,7 +24,7 @@ from test_metrics_command import HOSTILE, READ
 
 from tuneplane.cli.job import job_command
 from tuneplane.export.events import EventFile, crc32c, masked
-from tuneplane.kernel.errors import UsageError
+from tuneplane.kernel.errors import OperationError, UsageError
 
 pytestmark = pytest.mark.timeout(100)
 
@@ -257,11 +257,51 @@ def test_hostile_names_are_cells_and_tags(run: MetricRun, tp: Tp) -> None:
     assert len(scalars(Path("tensorboard"))) == len(HOSTILE) + 2
 
 
-def test_a_run_without_points_gives_headings_and_says_so(tmp_path: Path, run: MetricRun, tp: Tp) -> None:
+@pytest.mark.parametrize("form", ["csv", "jsonl", "tensorboard"])
+def test_a_run_without_points_leaves_no_file_and_fails(
+    tmp_path: Path, run: MetricRun, tp: Tp, form: str
+) -> None:
     empty = MetricRun(tmp_path, "ring-20260102-030406-cd34")
-    done = tp(empty.run_id, "--format", "csv")
-    assert "no points of" in done.stderr and done.stdout.startswith("0 points")
-    assert Path(f"{empty.run_id}.csv").read_text() == "run_id,metric,attempt,step,value,time,hidden\n"
+    for words in ((), ("--out", "-")) if form != "tensorboard" else ((),):
+        done = tp(empty.run_id, "--format", form, *words)
+        assert isinstance(done.exception, OperationError) and done.stdout == ""
+        assert f"no points of {empty.run_id}" in str(done.exception)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize("out", ["", "  "])
+def test_an_empty_name_is_no_place(run: MetricRun, tp: Tp, out: str) -> None:
+    done = tp(run.run_id, "--format", "csv", "--out", out)
+    assert isinstance(done.exception, UsageError) and "names no file" in str(done.exception)
+    assert list(Path.cwd().iterdir()) == []
+
+
+@pytest.mark.parametrize("form", ["csv", "tensorboard"])
+def test_what_a_killed_export_left_is_cleared_by_the_next_and_what_is_in_use_stays(
+    run: MetricRun, tp: Tp, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom tuneplane.export import place\n"
+        "make = place.new_file if sys.argv[1] == 'csv' else place.new_folder\n"
+        "with make(Path('here'), False):\n    print(flush=True)\n    sys.stdin.read()\n"
+    )
+    others = [
+        subprocess.Popen([sys.executable, "-c", code, form], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for other in others:
+        assert other.stdout and other.stdout.readline() == b"\n"
+    Path(".here.0123456.tmp").mkdir()  # not of our making
+    assert len(list(Path.cwd().iterdir())) == 3
+    others[0].kill()
+    others[0].wait()
+    monkeypatch.setattr("tuneplane.export.place._YOUNG_S", -1.0)
+    assert tp(run.run_id, "--format", form, "--out", "here").exception is None
+    assert len(list(Path.cwd().iterdir())) == 3, "ours, the one in use, and the stranger's"
+    others[1].kill()
+    others[1].wait()
+    assert tp(run.run_id, "--format", form, "--out", "here", "--force").exception is None
+    assert sorted(path.name for path in Path.cwd().iterdir()) == [".here.0123456.tmp", "here"]
 
 
 def test_force_takes_no_event_files_of_a_trainer(run: MetricRun, tp: Tp) -> None:

@@ -177,8 +177,16 @@ def test_what_was_lost_is_told(run: MetricRun, tp: Tp) -> None:
     (run.folder.ingest / "0-alien-\x1b[2J.jsonl").write_text('{"v": 1, "run_id": "other"}\n')
     said = tp("metrics", run.run_id).stderr
     assert "7 points were dropped by the job" in said and "2 values were no numbers" in said
-    assert "2 points are missing" in said and "1 lines are torn" in said
+    assert "2 points are missing" in said and f"1 lines are torn and were passed over, in {path.name}" in said
     assert "was refused: it belongs to run 'other'" in said and "\x1b" not in said
+
+
+def test_a_name_of_10_kb_makes_only_its_own_row_wide(run: MetricRun, tp: Tp) -> None:
+    run.log([(100, {"x" * 10_000: 1.0})], attempt=1)
+    lines = tp("metrics", run.run_id).stdout.splitlines()
+    rows = lines[next(i for i, line in enumerate(lines) if line.startswith("METRIC")) :]
+    assert [len(row) > 200 for row in rows].count(True) == 1
+    assert any(row.startswith("x" * 10_000) for row in rows), "a program gets all of it"
 
 
 def test_programs_get_every_point_with_its_attempt(run: MetricRun, tp: Tp) -> None:

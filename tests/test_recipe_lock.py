@@ -14,8 +14,9 @@ from tuneplane.lab.marker import Lab, init_lab
 from tuneplane.packaged import packaged_configs
 from tuneplane.recipes import compatibility
 from tuneplane.recipes.catalog import Catalog, load_catalog
-from tuneplane.recipes.compatibility import LockState, LockStatus, lock_state, plan_upgrade, write_upgrade
+from tuneplane.recipes.compatibility import LockState, LockStatus, lock_state
 from tuneplane.recipes.lock import LOCK_NAME, read_lock
+from tuneplane.recipes.upgrade import plan_upgrade, write_upgrade
 
 MANIFEST = """\
 schema: tuneplane/recipe/v1
@@ -323,7 +324,7 @@ def test_an_upgrade_shows_what_changed_writes_it_and_is_then_current(
     assert (demo / LOCK_NAME).read_bytes() == before, "planning writes nothing"
     changed = {c.key: (c.before, c.after) for c in upgrade.changes}
     assert changed.pop("recipe.version") == ("1.2.0", "2.0.0")
-    assert changed.pop("bindings.params.epochs") == ("int", "float")
+    assert changed.pop("bindings.params.epochs.type") == ("int", "float")
     assert set(changed) == {"recipe.digest", "recipe.manifest_digest"}
     write_upgrade(upgrade)
     assert lock_state(demo, catalog).status is LockStatus.CURRENT

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,15 @@ from report_job import RUN_ID, TOKEN, TOKEN_SHA256
 
 import tuneplane.report
 import tuneplane.report.session  # so that forked trainers need not import it
+from tuneplane.collect.series import Series
 from tuneplane.collect.source import RunSource
 from tuneplane.collect.store import Store
 
 Step = int | float | None
+Aliases = tuple[tuple[str, tuple[str, ...]], ...]
+
+A_PROCESS = 1000
+"""In the model's order, what the calls of one process have."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,10 @@ class Trainer:
     killed: bool
 
 
-NAMES = st.sampled_from(["loss", "train/acc", 'é "quoted"\n', "x@rank1"])
+NAMES = st.sampled_from(["loss", "train/acc", 'é "quoted"\n', "x@rank1", "train_loss", "train/loss", "Loss"])
+ALIASES = st.sampled_from(
+    [(), (("train/loss", ("train_loss", "loss")),), (("loss", ("train/loss",)), ("x@rank1", ("Loss",)))]
+)
 NUMBERS = st.one_of(st.floats(width=32), st.integers(-5, 5))
 STEPS = st.one_of(st.none(), st.integers(-2, 9), st.sampled_from([2.5, 10**12]))
 LOGS = st.builds(Call, st.dictionaries(NAMES, NUMBERS, min_size=1, max_size=3), STEPS)
@@ -122,6 +130,24 @@ def arrived_of(trainer: Trainer, lines: int, first: int) -> tuple[list[Arrived],
     return found, resumed if found else None
 
 
+def canonical(arrived: list[Arrived], aliases: Aliases) -> list[Arrived]:
+    """Under canonical names; of the names that one process gave a metric at a step, the first one listed stays."""
+    known = {
+        name: (metric, place) for metric, others in aliases for place, name in enumerate((metric, *others))
+    }
+    first: dict[tuple[int, str, float], int] = {}
+    for a in arrived:
+        metric, place = known.get(a.name, (a.name, 0))
+        key = (a.order // A_PROCESS, metric, a.step)
+        first[key] = min(place, first.get(key, place))
+    return [
+        replace(a, name=metric)
+        for a in arrived
+        for metric, place in [known.get(a.name, (a.name, 0))]
+        if first[a.order // A_PROCESS, metric, a.step] == place
+    ]
+
+
 def model(arrived: list[Arrived], resumed: dict[int, float]) -> dict[str, Any]:
     """By name: the merged line (step, value, attempt), and what is hidden of each attempt."""
     series: dict[str, Any] = {}
@@ -149,6 +175,17 @@ def model(arrived: list[Arrived], resumed: dict[int, float]) -> dict[str, Any]:
     return series
 
 
+def lines_of(found: dict[str, Series]) -> dict[str, Any]:
+    """What a store gives, in the model's form."""
+    return {
+        name: (
+            list(zip(line.steps, line.values, line.attempts, strict=True)),
+            {a: list(zip(p.steps, p.values, strict=True)) for a, p in line.hidden.items()},
+        )
+        for name, line in found.items()
+    }
+
+
 def as_text(series: dict[str, Any]) -> dict[str, str]:
     """Comparable, since NaN is unlike itself: numbers as twelve digits say them, written out."""
     text = "{:.12g}".format
@@ -166,13 +203,15 @@ def as_text(series: dict[str, Any]) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.contract("C21")
 @settings(deadline=None, max_examples=60)
-@given(st.lists(TRAINERS, max_size=5))
-def test_any_calls_torn_anywhere_and_resumed_anyhow_merge_as_the_model_says(trainers: list[Trainer]) -> None:
+@given(st.lists(TRAINERS, max_size=5), ALIASES)
+def test_any_calls_torn_anywhere_and_resumed_anyhow_merge_as_the_model_says(
+    trainers: list[Trainer], aliases: Aliases
+) -> None:
     with tempfile.TemporaryDirectory() as folder:
         ingest, scratch = Path(folder, "run/ingest"), Path(folder, "scratch")
         ingest.mkdir(parents=True)
         scratch.mkdir()
-        source = RunSource(Path(folder, "run"), RUN_ID, TOKEN_SHA256)
+        source = RunSource(Path(folder, "run"), RUN_ID, TOKEN_SHA256, metrics=aliases)
         arrived: list[Arrived] = []
         resumed: dict[int, float] = {}
         with Store(Path(folder, "store")) as store:
@@ -192,19 +231,22 @@ def test_any_calls_torn_anywhere_and_resumed_anyhow_merge_as_the_model_says(trai
                     if trainer.killed:
                         lines = data[:cut].count(b"\n") - 1  # the header is one
                     store.refresh([source])
-                told, took_up = arrived_of(trainer, max(0, lines), 1000 * number)
+                told, took_up = arrived_of(trainer, max(0, lines), A_PROCESS * number)
                 arrived += told
                 if took_up is not None:
                     resumed[trainer.attempt] = min(took_up, resumed.get(trainer.attempt, took_up))
-            expected = model(arrived, resumed)
+            expected = model(canonical(arrived, aliases), resumed)
             found = store.series(RUN_ID, sorted({*store.overview(RUN_ID).metrics, *expected}))
-            assert as_text(
-                {
-                    name: (
-                        list(zip(line.steps, line.values, line.attempts, strict=True)),
-                        {a: list(zip(p.steps, p.values, strict=True)) for a, p in line.hidden.items()},
-                    )
-                    for name, line in found.items()
-                }
-            ) == as_text(expected)
-            assert store.overview(RUN_ID).gaps == 0
+            assert as_text(lines_of(found)) == as_text(expected)
+            overview = store.overview(RUN_ID)
+            assert overview.gaps == 0
+            for name, line in found.items():
+                if not len(line):  # all of it was done anew, by an attempt that logs it no more
+                    continue
+                told = overview.metrics[name]
+                assert (told.points, told.last_step, repr(told.last)) == (
+                    *(len(line), line.steps[-1], repr(line.values[-1])),
+                )
+        with Store(memory=True) as anew:  # whatever was read in between, at once gives the same
+            anew.refresh([source])
+            assert as_text(lines_of(anew.series(RUN_ID, found))) == as_text(lines_of(found))

@@ -177,8 +177,15 @@ def test_nan_and_infinities_are_values() -> None:
 
 
 def test_nested_mappings_flatten_with_slashes_whatever_their_keys() -> None:
-    flat = flatten({"a": {"b": {"c": 1}}, 2: 3, None: 4, ("x", 1): 5, "": 6, "损失": 7})
-    assert flat.numbers == {"a/b/c": 1, "2": 3, "None": 4, "('x', 1)": 5, "": 6, "损失": 7}
+    flat = flatten({"a": {"b": {"c": 1}}, 2: 3, None: 4, ("x", 1): 5, "损失": 7})
+    assert flat.numbers == {"a/b/c": 1, "2": 3, "None": 4, "('x', 1)": 5, "损失": 7}
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\t\n", "\u3000"])
+@pytest.mark.parametrize("prefix", ["", "validation"])
+def test_a_value_without_a_name_is_dropped_and_counted(blank: str, prefix: str) -> None:
+    flat = flatten({blank: 1, "deep": {blank: 2, "acc": 3}, "loss": 4}, prefix)
+    assert sorted(flat.numbers.values()) == [3, 4] and len(flat.dropped) == 2
 
 
 def test_a_key_that_has_no_text_drops_its_value_alone() -> None:

@@ -22,7 +22,7 @@ from wandb_file import offline_runs, read_run
 
 from tuneplane.collect.series import Points, merge
 from tuneplane.export.sent import Steps, alone, read_note
-from tuneplane.export.wandb import Target, metric_name, offline_folder, wandb_id
+from tuneplane.export.wandb import Target, _told, metric_name, offline_folder, wandb_id
 from tuneplane.kernel.errors import OperationError, UsageError
 
 pytestmark = pytest.mark.timeout(100)
@@ -229,6 +229,21 @@ def test_a_note_that_cannot_be_read_is_not_taken_for_an_empty_one(tmp_path: Path
         note.write_text(text)
         with pytest.raises(OperationError, match="what was sent cannot be read"):
             read_note(note)
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("project not found (HTTP 404)", "is there such a project, and may you write to it?"),
+        ("permission denied", "--project and --entity"),
+        ("Error 403: entity team-x", "--project and --entity"),
+        ("api_key not configured (no-tty): wandb login", "wandb login"),
+        ("connection reset", "what arrived is noted: say it again"),
+    ],
+)
+def test_what_wandb_says_brings_the_advice_that_fits(words: str, advice: str) -> None:
+    (fault,) = _told(RuntimeError(words)).faults
+    assert words in fault.what and advice in fault.remedy
 
 
 def test_places_do_not_share_a_note() -> None:

@@ -6,10 +6,10 @@ import os
 import sys
 
 from tuneplane.profile import Placement
-from tuneplane.site import Cluster
+from tuneplane.site import Cluster, Site
 from tuneplane.site import Slurm as SlurmKeys
 from tuneplane.slurmforms import time_s
-from tuneplane.spec import Resources, Restart, Slurm
+from tuneplane.spec import Node, Resources, Restart, Slurm
 
 UNLIMITED_SAVE_S = 60.0
 """Time to save where no walltime is near."""
@@ -34,6 +34,23 @@ def resources(profile: str, cluster: Cluster, placement: Placement) -> Resources
         gpus_per_node=placement.gpus_per_node,
         cpus_per_node=placement.cpus_per_node,
         memory_per_node=placement.memory_per_node,
+    )
+
+
+def node(site: Site, cluster: Cluster, secrets: list[str] | None = None) -> Node:
+    """How the agent starts, and what it gives to the job. secrets: names of those that the shell has."""
+    return Node(
+        python=cluster.python or base_interpreter(),
+        path=cluster.path,
+        scratch=cluster.scratch,
+        shared=list(cluster.shared),
+        environment={**site.environment, **cluster.environment},
+        secrets=secrets or [],
+        heartbeat_s=cluster.heartbeat_s,
+        stop_grace_s=cluster.stop_grace_s,
+        save_s=save_time_s(cluster),
+        save_signal=cluster.save_signal or "",
+        hang_limit_s=cluster.hang_limit_s,
     )
 
 

@@ -41,7 +41,6 @@ from tuneplane.spec import (
     Framework,
     Image,
     Metadata,
-    Node,
     Reporting,
     Spec,
 )
@@ -146,11 +145,11 @@ def compile_request(
     capsule = _packed(found, lab, request, site)
     if experiment and recipe and capsule:
         _check_packed(found, lab, experiment, entry, recipe, capsule)
-    choice = _chosen_image(found, recipe, composed, request, environ) if recipe else None
+    choice = chosen_image(found, recipe, composed, request, environ) if recipe else None
     # Of a registry's image all is known by a few small answers; a local one is read whole, and so last.
     chosen = None
     if choice and not is_local(choice[0].image):
-        chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
+        chosen = resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
     check_storage(found, cluster)
     check_reach(found, cluster, inputs)
@@ -160,6 +159,10 @@ def compile_request(
         named = ", ".join(flag for flag, _ in request.flags.values())
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
     secrets = present_secrets(found, site, environ)
+    if recipe and placement:
+        found.faults += launch_faults(
+            recipe.id, load_adapter(recipe.adapter).OPERATIONS.get("train"), placement
+        )
     if entry and placement and recipe and recipe.adapter == "custom":
         notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
         if notice:
@@ -167,7 +170,7 @@ def compile_request(
     if found.faults or found.refused or found.missing or not (lock and recipe and placement and capsule):
         return None, found
     if choice and chosen is None:
-        chosen = _resolved_image(found, choice, composed, request, environ, cache, progress)
+        chosen = resolved_image(found, choice, composed, request, environ, cache, progress)
     if choice and chosen is None:
         return None, found
     spec = _spec_of(request, composed, placement, capsule, recipe, lock, chosen, inputs)
@@ -223,18 +226,7 @@ def _spec_of(
             options=list(cluster.container.options),
             image=Image(**dataclasses.asdict(chosen.image)) if chosen else None,
         ),
-        node=Node(
-            python=cluster.python or clusterspec.base_interpreter(),
-            path=cluster.path,
-            scratch=cluster.scratch,
-            shared=list(cluster.shared),
-            environment={**site.environment, **cluster.environment},
-            heartbeat_s=cluster.heartbeat_s,
-            stop_grace_s=cluster.stop_grace_s,
-            save_s=clusterspec.save_time_s(cluster),
-            save_signal=cluster.save_signal or "",
-            hang_limit_s=cluster.hang_limit_s,
-        ),
+        node=clusterspec.node(site, cluster),
         reporting=Reporting(enabled=cluster.reporting),
         capsule=Capsule(capsule.digest, capsule.size_bytes, capsule.files, kernel_sha256=""),
         hyperparams=inputs.params,
@@ -296,6 +288,14 @@ def _inputs(found: Findings, recipe: Recipe, experiment: Path, request: Request)
     return read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
 
 
+def launch_faults(what: str, launch: Launch | None, placement: Placement) -> list[Fault]:
+    """Where the nodes that were asked for do not go with how a command is started."""
+    if launch is not Launch.ONE_PROCESS or placement.nodes == 1:
+        return []
+    told = f"{what} is one process on one node, and {placement.nodes} nodes are asked for"
+    return [Fault(told, "--profile", "ask for the GPUs of one node")]
+
+
 def _check_preflight(found: Findings, recipe: Recipe, request: Request) -> None:
     if request.preflight and load_adapter(recipe.adapter).OPERATIONS.get("train") is not Launch.TORCHRUN:
         what = f"{recipe.id} is not started by torchrun, so there are no ranks to check"
@@ -352,7 +352,7 @@ def _packed(found: Findings, lab: Lab, request: Request, site: Site | None) -> C
     return capsule
 
 
-def _chosen_image(
+def chosen_image(
     found: Findings, recipe: Recipe, composed: Composed, request: Request, environ: Mapping[str, str]
 ) -> tuple[Choice, Rules] | None:
     """The image and the rules that admit it; None where none is needed or it is refused."""
@@ -370,7 +370,7 @@ def _chosen_image(
     return None if faults else (choice, rules)
 
 
-def _resolved_image(
+def resolved_image(
     found: Findings,
     choice: tuple[Choice, Rules],
     composed: Composed,

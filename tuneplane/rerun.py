@@ -6,45 +6,36 @@ The lab is not looked at: code, image and all else stay what was frozen. What th
 from __future__ import annotations
 
 import dataclasses
-import shutil
-import tarfile
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
-from tuneplane import __version__
-from tuneplane.capsule import kernel_application
-from tuneplane.compose import Composed, compose
+from tuneplane.compose import Composed
 from tuneplane.compose.mounts import format_mount
 from tuneplane.findings import Findings
+from tuneplane.frozen import (
+    DIRECTIVES,
+    asked_directives,
+    compose_frozen,
+    image_file_faults,
+    prepare_copy,
+    preview_copy,
+    read_frozen,
+)
 from tuneplane.images import Choice, image_faults
-from tuneplane.images.folder import ImageFolder
-from tuneplane.kernel.digests import sha256_bytes
-from tuneplane.kernel.errors import Fault, OperationError, UsageError
+from tuneplane.kernel.errors import Fault
 from tuneplane.kernel.runfolder import RunFolder
-from tuneplane.kernel.unpack import verify_capsule
 from tuneplane.launch.render import script_of
 from tuneplane.profile import parse_profile, place
 from tuneplane.recipes.catalog import Catalog
 from tuneplane.recipes.parameters import check_parameters, overrides_of, parse_sets
 from tuneplane.recipes.recipe import Recipe
 from tuneplane.runimage import image_rules
-from tuneplane.runs.folder import check_own, make_run_folder, new_run_id, run_path
-from tuneplane.runs.index import current_user, remember_root
-from tuneplane.runs.token import run_token
 from tuneplane.site import Config, Site
-from tuneplane.spec import Image, JobSpec, Spec, read
+from tuneplane.spec import JobSpec, Spec
 from tuneplane.start import Submitted, check_room, hand_over
-from tuneplane.submit import bound_spec, created_at, refuse_secrets_in, remove_unfinished, write_run
-from tuneplane.verify import check_recorded
-
-CONFIGS = "configs"
-"""The lab's folder of configuration, as a capsule has it."""
-
-LARGEST_CONFIG_BYTES = 1 << 20
+from tuneplane.submit import refuse_secrets_in
 
 
 @dataclass(frozen=True)
@@ -69,12 +60,7 @@ def plan(
 
     sets: `--set` texts over the run's own parameters. flags: names of Slurm's directives (`time`) → values.
     """
-    check_own(run)
-    if not run.capsule.exists():
-        what = f"{run.run_id} has no capsule any more: tp job gc cleared it, or it was never complete"
-        raise UsageError(Fault(what, "RUN", "submit the experiment again"))
-    check_recorded(run)
-    job = read(run.job)
+    job = read_frozen(run)
     found = Findings()
     composed = found.attempt(_compose, run, job, flags, environ)
     params = _parameters(found, job, sets, catalog)
@@ -98,54 +84,15 @@ def plan(
 
 def preview(planned: Plan) -> tuple[JobSpec, str]:
     """The JobSpec and script of a rerun that is never made."""
-    job = _job_of(
-        planned, new_run_id(planned.job.metadata.experiment), sha256_bytes(kernel_application()), ""
-    )
+    job = preview_copy(planned.job, planned.storage_root)
     return job, script_of(job)
 
 
 def rerun(planned: Plan, environ: Mapping[str, str]) -> Submitted:
     """Make the new run's folder and hand it over. Raises OperationError; a half-made folder is then removed."""
-    resources, of = planned.job.spec.resources, planned.of
-    check_room(resources, planned.site)
-    user, experiment = current_user(), planned.job.metadata.experiment
-    run_id = new_run_id(experiment)
-    kernel = kernel_application()
-    token = run_token(run_id) if planned.job.spec.reporting.enabled else ""
-    job = _job_of(planned, run_id, sha256_bytes(kernel), token)
-    mode = int(planned.site.run_folder_mode, 8)
-    run = make_run_folder(planned.storage_root, user, experiment, run_id, mode)
-    try:
-        shutil.copyfile(of.capsule, run.capsule)
-        run.capsule.chmod(0o444)
-        verify_capsule(run.capsule, job.spec.capsule.digest)
-        write_run(run, job, kernel, environ)
-        remember_root(planned.storage_root)
-    except BaseException as error:
-        remove_unfinished(run)
-        if isinstance(error, OSError):
-            where = str(error.filename2 or error.filename or run.path)
-            raise OperationError(Fault(f"run folder not written: {error.strerror}", where)) from None
-        raise
-    image = job.spec.container.image
-    if image is not None:
-        ImageFolder(Path(image.path).parent).note_use(Path(image.path))
+    check_room(planned.job.spec.resources, planned.site)
+    run, job = prepare_copy(planned.job, planned.of.capsule, planned.storage_root, planned.site, environ)
     return hand_over(run, job)
-
-
-def _job_of(planned: Plan, run_id: str, kernel_sha256: str, token: str) -> JobSpec:
-    """The plan as the JobSpec of one run; the kernel is today's, which today's script calls."""
-    user, meta = current_user(), planned.job.metadata
-    folder = run_path(planned.storage_root, user, meta.experiment, run_id)
-    metadata = dataclasses.replace(
-        meta,
-        run_id=run_id,
-        user=user,
-        folder=str(folder),
-        created_at=created_at(run_id),
-        tuneplane=__version__,
-    )
-    return JobSpec(metadata, bound_spec(planned.job.spec, folder, kernel_sha256, token))
 
 
 def _parameters(found: Findings, job: JobSpec, sets: tuple[str, ...], catalog: Catalog) -> dict[str, Any]:
@@ -170,42 +117,15 @@ def _parameters(found: Findings, job: JobSpec, sets: tuple[str, ...], catalog: C
 
 def _compose(run: RunFolder, job: JobSpec, flags: Mapping[str, str], environ: Mapping[str, str]) -> Composed:
     """What site, user and the lab's frozen files say today of the run's profile, with its own directives."""
-    own = _directives(job.spec)
+    own = asked_directives(job.spec)
     said: dict[str, tuple[str, object]] = {
         f"cluster.slurm.{name}": (f"job.json of {run.run_id}", value)
         for name, value in own.items()
         if value is not None and name != "dependency"
     }
     said |= {f"cluster.slurm.{name}": (f"--{name.replace('_', '-')}", value) for name, value in flags.items()}
-    plain = {name: value for name, value in environ.items() if not name.startswith("SBATCH_")}
     name = parse_profile(job.spec.resources.profile).name
-    with tempfile.TemporaryDirectory(prefix="tuneplane-configs-") as folder:
-        _extract_configs(run.capsule, Path(folder))
-        try:
-            return compose(name, lab_root=Path(folder), flags=said, environ=plain)
-        except UsageError as error:
-            inside = f"{run.capsule}: "
-            faults = [
-                dataclasses.replace(f, where=f.where.replace(f"{folder}/", inside)) for f in error.faults
-            ]
-            raise UsageError(*faults) from None
-
-
-def _directives(spec: Spec) -> dict[str, Any]:
-    """The run's Slurm directives of one text each, as flags say them."""
-    slurm = spec.slurm
-    if slurm is None:
-        return {}
-    values = dataclasses.asdict(slurm)
-    return {name: value for name, value in values.items() if isinstance(value, str) and name in _FLAGS}
-
-
-_FLAGS = frozenset(
-    (
-        *("time", "partition", "account", "qos", "constraint", "nodelist", "exclude", "dependency"),
-        *("reservation", "mail_user", "mail_type", "job_name"),
-    )
-)
+    return compose_frozen(run.capsule, name, said, environ)
 
 
 def _with_flags(found: Findings, spec: Spec, config: Config, flags: Mapping[str, str]) -> Spec:
@@ -243,19 +163,7 @@ def _check_site(
     rules = found.attempt(image_rules, site, environ)
     if rules is not None:
         found.faults += image_faults(Choice(image.reference, image.source), rules)
-    found.faults += _image_file_faults(image)
-
-
-def _image_file_faults(image: Image) -> list[Fault]:
-    """What was frozen is what is started, by size and time as each node compares them (C27)."""
-    remedy = "submit the experiment again, which prepares the image anew"
-    try:
-        status = Path(image.path).stat()
-    except OSError as error:
-        return [Fault(f"the run's image is not there any more: {error.strerror}", image.path, remedy)]
-    if image.size_bytes and (status.st_size, int(status.st_mtime)) != (image.size_bytes, image.modified_s):
-        return [Fault("the image is not the one that the run was submitted with", image.path, remedy)]
-    return []
+    found.faults += image_file_faults(image)
 
 
 def _lock_faults(run: RunFolder, spec: Spec, config: Config) -> list[Fault]:
@@ -274,7 +182,7 @@ def _of_cluster(config: Config) -> dict[str, Any]:
     """The site's word, with what it leaves to TunePlane left out."""
     value = dataclasses.asdict(config.cluster)
     value["slurm"] = {
-        name: item for name, item in value["slurm"].items() if item is not None or name in _FLAGS
+        name: item for name, item in value["slurm"].items() if item is not None or name in DIRECTIVES
     }
     if config.cluster.slurm.job_name is None:
         del value["slurm"]["job_name"]
@@ -321,22 +229,3 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = item
     return flat
-
-
-def _extract_configs(capsule: Path, folder: Path) -> None:
-    """The lab's `configs/` as the run froze it: plain YAML files alone, below `folder`. Raises OperationError."""
-    try:
-        with tarfile.open(capsule) as archive:
-            for member in archive:
-                path = PurePosixPath(member.name)
-                plain = member.isfile() and path.parts[:1] == (CONFIGS,) and ".." not in path.parts
-                if not plain or path.suffix != ".yaml" or member.size > LARGEST_CONFIG_BYTES:
-                    continue
-                content = archive.extractfile(member)
-                assert content is not None  # it is a file
-                target = folder / path
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with suppress(FileExistsError), target.open("xb") as file:
-                    file.write(content.read())
-    except (OSError, tarfile.TarError) as error:
-        raise OperationError(Fault(f"the capsule cannot be read: {error}", str(capsule))) from None

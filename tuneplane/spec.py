@@ -229,6 +229,7 @@ class Subject:
 
     run_id: str  # of that run
     folder: str  # its run folder, absolute
+    awaited: str = ""  # folder of the run to wait for, where another operation comes between
 
 
 @dataclass(frozen=True)

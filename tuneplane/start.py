@@ -8,7 +8,7 @@ but its own words.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuneplane.compose import compose
@@ -177,17 +177,20 @@ def _start_again(
     return done
 
 
-def hand_over(run: RunFolder, job: JobSpec, exclude: Sequence[str] = (), again: str = "") -> Submitted:
+def hand_over(
+    run: RunFolder, job: JobSpec, exclude: Sequence[str] = (), again: str = "", after: str = ""
+) -> Submitted:
     """Submit a complete run's very script. Raises OperationError; the run is then marked never submitted.
 
     exclude: nodes that the job is to avoid besides those that its script names, where the others are enough.
-    again: the command that tries it again.
+    again: the command that tries it again. after: a Slurm job whose end it waits for.
     """
     if job.spec.resources.scheduler == "local":
         return Submitted(run, start_local(run))
     estimate = estimate_start(run.script)
     try:
-        job_id = _submit_avoiding(run, job, exclude)
+        options = [f"--dependency=afterany:{after}"] if after else []
+        job_id = _submit_avoiding(run, job, exclude, options)
     except OperationError as error:
         command = again or f"tp submit --run {run.run_id}"
         remedy = f"nothing was queued; {command} tries the same script again"
@@ -205,25 +208,31 @@ def hand_over(run: RunFolder, job: JobSpec, exclude: Sequence[str] = (), again: 
     return Submitted(run, job_id, estimate)
 
 
-def _submit_avoiding(run: RunFolder, job: JobSpec, exclude: Sequence[str]) -> str:
+def _submit_avoiding(
+    run: RunFolder, job: JobSpec, exclude: Sequence[str], options: Sequence[str] = ()
+) -> str:
     """The job's id. Nodes that were once found dead may be back: without them there may be too few for ever."""
     named = job.spec.slurm.exclude if job.spec.slurm else None
     avoided = ",".join([*([named] if named else []), *exclude])
     if not exclude:
-        return submit_script(run.script)
+        return submit_script(run.script, *options)
     try:
-        return submit_script(run.script, f"--exclude={avoided}")
+        return submit_script(run.script, *options, f"--exclude={avoided}")
     except OperationError as error:
         if not any(TOO_FEW_NODES.search(fault.what) for fault in error.faults):
             raise
-        return submit_script(run.script)
+        return submit_script(run.script, *options)
 
 
-def check_room(resources: Resources, site: Site) -> None:
-    """The site's cap on a user's GPUs in flight: the one check that asks the queue (C45)."""
+def check_room(resources: Resources, site: Site, behind: Iterable[Resources] = ()) -> None:
+    """The site's cap on a user's GPUs in flight: the one check that asks the queue (C45).
+
+    behind: of operations that are queued with it.
+    """
     cap = site.caps.gpus_in_flight
-    if cap is not None and resources.scheduler == "slurm" and resources.device == "gpu":
-        check_in_flight(cap, resources.nodes * resources.gpus_per_node, site.contact)
+    asked = [r for r in (resources, *behind) if r.scheduler == "slurm" and r.device == "gpu"]
+    if cap is not None and asked:
+        check_in_flight(cap, sum(r.nodes * r.gpus_per_node for r in asked), site.contact)
 
 
 def write_secrets(run: RunFolder, job: JobSpec, environ: Mapping[str, str]) -> None:

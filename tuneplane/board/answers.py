@@ -13,6 +13,7 @@ from tuneplane.collect.overview import Overview
 from tuneplane.kernel.errors import TunePlaneError
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.runs.attempts import read_attempts
+from tuneplane.runs.evaluation import read_evaluation
 from tuneplane.runs.logs import MASK, known_secrets
 
 MAX_METRICS = 5_000
@@ -22,12 +23,16 @@ MAX_FILES = 20
 """Files that were not read and are named one by one."""
 
 
-def runs_answer(states: States, known: Mapping[str, Known]) -> dict[str, Any]:
-    """All runs with their states. Ages are the page's to count, from `now_s`."""
+def runs_answer(states: States, known: Mapping[str, Known], notice: str = "") -> dict[str, Any]:
+    """All runs with their states. Ages are the page's to count, from `now_s`.
+
+    notice: why the board keeps nothing of what it reads; empty where it does.
+    """
     return {
         "now_s": time.time(),
         "read_at_s": states.read_at,
         "fault": states.fault,
+        "notice": notice,
         "runs": [_row(listed, known.get(listed.state.run_id)) for listed in states.runs],
     }
 
@@ -91,7 +96,7 @@ def notices(overview: Overview) -> list[str]:
 
 
 def read_details(listed: Listed, overview: Overview) -> dict[str, Any]:
-    """One run whole, but for its metrics: state, attempts, nodes, configuration. Raises OSError."""
+    """One run whole, but for its metrics: state, attempts, nodes, configuration, evaluation. Raises OSError."""
     state, run = listed.state, listed.folder
     attempts = read_attempts(run, state) if state.state != "UNKNOWN" or state.attempts else []
     masks = known_secrets(run)
@@ -101,6 +106,7 @@ def read_details(listed: Listed, overview: Overview) -> dict[str, Any]:
         "config": read_config(run),
         "hparams": flat(overview.hparams),
         "notices": notices(overview),
+        "report": read_evaluation(run).as_dict(),
     }
     masked: dict[str, Any] = _masked(details, masks)
     return masked

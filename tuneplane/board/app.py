@@ -28,7 +28,7 @@ from tuneplane.board.worker import Worker
 from tuneplane.collect.series import Series
 from tuneplane.export.rows import rows, write_csv
 from tuneplane.kernel.errors import TunePlaneError
-from tuneplane.runs.artifacts import list_artifacts
+from tuneplane.runs.artifacts import list_artifacts, output_folder
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Board:
         self._watch.touch()
         states = self._watch.states()
         known = {listed.state.run_id: self._watch.known(listed.state.run_id) for listed in states.runs}
-        return _json({**runs_answer(states, known), "about": self._about})
+        return _json({**runs_answer(states, known, self._watch.notice()), "about": self._about})
 
     async def _overviews(self, request: Request) -> Response:
         self._watch.touch()
@@ -140,9 +140,14 @@ class Board:
         listed = self._listed(request)
 
         def read() -> dict[str, object]:
-            found, skipped = list_artifacts(listed.folder, jobspec.read(listed.folder.job))
+            job = jobspec.read(listed.folder.job)
+            found, skipped = list_artifacts(listed.folder, job)
             artifacts = [asdict(artifact) for artifact in found]
-            return {"folder": str(listed.folder.out), "artifacts": artifacts, "skipped": skipped}
+            return {
+                "folder": str(output_folder(listed.folder, job)),
+                "artifacts": artifacts,
+                "skipped": skipped,
+            }
 
         return _json(await self._read(read))
 

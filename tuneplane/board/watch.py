@@ -114,6 +114,11 @@ class Watch:
         """All runs as last seen; it waits for nothing."""
         return self._states
 
+    def notice(self) -> str:
+        """Why nothing of what is read is kept on this machine's disk; empty where it is."""
+        store = self._store
+        return store.notice if store is not None else ""
+
     def run(self, run_id: str) -> Listed | None:
         """The run of this id, None where there is none."""
         return next((listed for listed in self._states.runs if listed.state.run_id == run_id), None)

@@ -25,6 +25,7 @@ KERNEL_PARTS = (
     "node",
     "containers",
     "bridge",
+    "evalkit",
     "recipes/__init__.py",
     "recipes/adapters",
     "plugins",

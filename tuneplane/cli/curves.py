@@ -26,6 +26,7 @@ from tuneplane.runs.sources import read_source
 MOST_RUNS = len(MARKS)
 _MOST_ROWS = 200
 """Rows of a table on a terminal; programs get all."""
+_WIDEST_NAME = 100
 _LEAST_NAME = 12
 _LONGEST_VALUE = 60
 _MOST_HPARAMS = 60
@@ -249,10 +250,15 @@ def loss_words(overview: Overview) -> list[str]:
 
 
 def table_lines(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
-    """A table, its first column cut in the middle so that no row is wider than `width`. None: nothing is cut."""
+    """A table, its first column cut in the middle so that no row is wider than `width`.
+
+    None: nothing is cut, and a name that is longer than others would be wide for sticks out of its own row alone.
+    """
     cells = [list(headings), *([printable(cell) for cell in row] for row in rows)]
     widths = [max(columns(row[i]) for row in cells) for i in range(len(headings))]
-    if width is not None:
+    if width is None:
+        widths[0] = min(widths[0], _WIDEST_NAME)
+    else:
         widths[0] = min(widths[0], max(_LEAST_NAME, width - sum(widths[1:]) - 2 * (len(widths) - 1)))
         for row in cells:
             row[0] = shorten(row[0], widths[0])

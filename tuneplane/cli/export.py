@@ -10,7 +10,7 @@ import click
 
 from tuneplane.cli.run import run_argument
 from tuneplane.cli.show import show_notices
-from tuneplane.kernel.errors import Exit, Fault, UsageError
+from tuneplane.kernel.errors import Exit, Fault, OperationError, UsageError
 
 ENDINGS = {"csv": ".csv", "jsonl": ".jsonl", "tensorboard": "-tensorboard"}
 
@@ -49,14 +49,18 @@ def export_command(
 
     with CurveReader(find_runs(run, ())) as reader:
         (folder,) = reader.folders
+        if out is not None and not out.strip():
+            raise UsageError(Fault("names no file", "--out", "leave it away, or give a name"))
         if out == "-" and form == "tensorboard":
             raise UsageError(Fault("event files are a folder", "--out", "give the name of one"))
         reader.refresh()
         reader.refuse_unread()
         chosen = reader.choose(names)
-        if not chosen:
-            show_notices(reader.missing())
         series = reader.store.series(folder.run_id, chosen)
+        if not any(len(line) for line in series.values()):
+            show_notices(printable(words) for words in loss_words(reader.metrics(folder, ()).overview))
+            what = "; ".join(reader.missing()) or f"no points of {folder.run_id}"
+            raise OperationError(Fault(what, folder.run_id, "nothing was written"))
         place = Path(out) if out else Path(folder.run_id + ENDINGS[form])
         if form == "tensorboard":
             with new_folder(place, force) as target:

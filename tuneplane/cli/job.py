@@ -19,13 +19,26 @@ from tuneplane.cli.look import artifacts_command, shell_command, verify_command
 from tuneplane.cli.metrics import metrics_command
 from tuneplane.cli.rerun import rerun_command
 from tuneplane.cli.run import exit_code, find, json_option, run_argument
-from tuneplane.cli.show import age, clock, show_fields, show_json, show_listing, show_table, terminal_width
+from tuneplane.cli.show import (
+    age,
+    clock,
+    show_fields,
+    show_json,
+    show_listing,
+    show_notices,
+    show_table,
+    terminal_width,
+)
 from tuneplane.cli.sync import sync_command
 from tuneplane.cli.why import why_command
 
 if TYPE_CHECKING:
+    from tuneplane.kernel.runfolder import RunFolder
     from tuneplane.runs.attempts import Attempt
     from tuneplane.runs.state import RunState
+
+MOST_ROWS = 200
+"""Of a report in a terminal: groups of tasks have hundreds."""
 
 
 @click.group("job")
@@ -73,7 +86,7 @@ def ls_command(experiment: str | None, root: Path | None, limit: int, as_json: b
             s.profile,
             str(s.attempts),
             _since(s),
-            _first_line(s.reason),
+            _told(s),
         )
         for s in states
     ]
@@ -97,7 +110,10 @@ def status_command(run: str, as_json: bool) -> None:
     remove_secrets(folder, state)
     attempts = read_attempts(folder, state) if state.state != "UNKNOWN" or state.attempts else []
     if as_json:
-        show_json({**state.as_dict(), "history": [a.as_dict() for a in attempts]})
+        from tuneplane.runs.evaluation import read_evaluation
+
+        report = read_evaluation(folder)
+        show_json({**state.as_dict(), "history": [a.as_dict() for a in attempts], "report": report.as_dict()})
         return
     attempt = "" if state.attempt is None else f"{state.attempt} (of {state.attempts})"
     show_fields(
@@ -109,6 +125,7 @@ def status_command(run: str, as_json: bool) -> None:
             ("job", state.job_id),
             ("profile", state.profile),
             ("rerun of", state.rerun_of),
+            (f"{state.operation} of", state.subject),
             ("attempt", attempt),
             ("submitted", clock(state.submitted_at)),
             ("started", clock(state.started_at)),
@@ -116,6 +133,7 @@ def status_command(run: str, as_json: bool) -> None:
             ("folder", state.folder),
         ]
     )
+    _show_report(folder, state)
     _show_attempts(attempts)
     if state.nodes:
         click.echo()
@@ -131,6 +149,27 @@ def status_command(run: str, as_json: bool) -> None:
             for n in state.nodes
         ]
         show_table(("NODE", "HOST", "STATE", "EXIT", "HEARTBEAT", "REASON"), rows)
+
+
+def _show_report(folder: RunFolder, state: RunState) -> None:
+    """What an evaluation found, and why a report is not read."""
+    from tuneplane.runs.evaluation import read_evaluation
+
+    found = read_evaluation(folder)
+    if found.rows:
+        click.echo()
+        rows = [
+            (row.task, row.name, *map(_figure, (row.value, row.stderr, row.samples, row.fewshot)))
+            for row in found.rows[:MOST_ROWS]
+        ]
+        show_table(("TASK", "METRIC", "VALUE", "STDERR", "SAMPLES", "FEWSHOT"), rows)
+        if len(found.rows) > MOST_ROWS:
+            click.echo(f"{len(found.rows) - MOST_ROWS} more: tp job status {state.run_id} --json")
+    show_notices(found.notices)
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"
 
 
 def _show_attempts(attempts: list[Attempt]) -> None:
@@ -167,8 +206,10 @@ def _why(attempt: Attempt) -> str:
     return "; ".join(part for part in (begun, ended, stayed) if part)
 
 
-def _first_line(text: str) -> str:
-    return text.partition("\n")[0]
+def _told(state: RunState) -> str:
+    """What an operation is of, and why a run is as it is, on one line."""
+    of = f"{state.operation} of {state.subject}" if state.subject else ""
+    return "; ".join(filter(None, (of, state.reason.partition("\n")[0])))
 
 
 def _since(state: RunState) -> str:

@@ -19,14 +19,16 @@ def artifacts_command(run: str, as_json: bool) -> None:
     """List what RUN left below its output folder."""
     from dataclasses import asdict
 
-    from tuneplane.runs.artifacts import list_artifacts
+    from tuneplane.runs.artifacts import list_artifacts, output_folder
 
     folder = find(run)
-    found, skipped = list_artifacts(folder, read_job(folder))
+    job = read_job(folder)
+    found, skipped = list_artifacts(folder, job)
+    out = output_folder(folder, job)
     if as_json:
-        show_json({"folder": folder.out, "artifacts": [asdict(a) for a in found], "skipped": skipped})
+        show_json({"folder": out, "artifacts": [asdict(a) for a in found], "skipped": skipped})
         return
-    click.echo(f"output folder  {folder.out}")
+    click.echo(f"output folder  {out}")
     rows = [
         (
             a.name,

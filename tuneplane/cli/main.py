@@ -10,13 +10,14 @@ import sys
 import click
 
 from tuneplane import __version__
+from tuneplane.cli.pipe import acts, fall_silent, is_unread, speak_on
 from tuneplane.kernel.errors import Exit, TunePlaneError
 
 COMMANDS = {
     "init": ("lab", "Make a lab: a git repository of experiments."),
     "new": ("lab", "Make an experiment from a method."),
     "ls": ("lab", "List the lab's experiments."),
-    "methods": ("recipe", "List the catalog's methods, or show one."),
+    "methods": ("methods", "List the catalog's methods, or show one."),
     "recipe": ("recipe", "State and upgrade of an experiment's lock."),
     "config": ("config", "Show a profile as composed, and where each value came from."),
     "validate": ("submit", "Run every check of a submit that needs no queue."),
@@ -67,10 +68,17 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
+    if acts(given):
+        speak_on()
     debug = "--debug" in given or bool(os.environ.get("TUNEPLANE_DEBUG"))
     try:
         code = cli.main(args=given, prog_name="tp", standalone_mode=False)
-        sys.exit(int(code or 0))
+        sys.stdout.flush()
+    except SystemExit as leaving:  # click itself ends with 1 at a broken pipe, and nothing else here does
+        if leaving.code == 1 and is_unread():
+            fall_silent()
+            sys.exit(Exit.DONE)
+        raise
     except click.ClickException as error:
         error.show()
         sys.exit(Exit.WRONG_USE)
@@ -83,6 +91,9 @@ def main(arguments: list[str] | None = None) -> None:
             click.echo(f"tp: {fault}", err=True)
         sys.exit(int(error.exit_code))
     except OSError as error:
+        if isinstance(error, BrokenPipeError) and is_unread():
+            fall_silent()
+            sys.exit(Exit.DONE)
         if debug:
             _show_traceback()
         place = f"{error.filename}: " if error.filename else ""
@@ -94,6 +105,7 @@ def main(arguments: list[str] | None = None) -> None:
         click.echo(f"tp: this is a fault of TunePlane: {type(error).__name__}: {error}", err=True)
         click.echo("  → run it again as tp --debug … and report what it prints", err=True)
         sys.exit(Exit.FAILED)
+    sys.exit(int(code or 0))
 
 
 def _show_traceback() -> None:

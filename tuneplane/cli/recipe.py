@@ -1,51 +1,19 @@
-"""`tp methods`, `tp recipe status`, `tp recipe upgrade`."""
+"""`tp recipe status` and `tp recipe upgrade`: experiments' locks, and the catalog of today."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import click
 
 from tuneplane.cli.context import lab_here, load_methods
-from tuneplane.cli.show import show_fields, show_json, show_notices, show_table
+from tuneplane.cli.show import plain, show_json, show_notices, show_table
 from tuneplane.kernel.errors import Exit, Fault, UsageError
 
-
-@click.command("methods")
-@click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
-def methods_command(name: str | None, as_json: bool) -> None:
-    """List the catalog's methods, or show the one called NAME."""
-    catalog = load_methods()
-    recipes = [catalog.get(method) for method in ([name] if name else catalog.methods())]
-    if as_json:
-        show_json([dataclasses.asdict(recipe) for recipe in recipes])
-        return
-    if name is None:
-        show_table(("METHOD", "VERSION", "TITLE"), [(r.id, r.version, r.title.en) for r in recipes])
-        return
-    recipe = recipes[0]
-    show_fields(
-        [
-            ("method", f"{recipe.id} {recipe.version}"),
-            ("title", f"{recipe.title.en} / {recipe.title.zh}"),
-            ("about", recipe.summary.en),
-            ("", recipe.summary.zh),
-            ("entry", recipe.entrypoint.value),
-            (
-                "metrics go",
-                "to your own tracker" if recipe.observability == "external" else "to the platform",
-            ),
-            ("operations", ", ".join(recipe.operations)),
-            ("runtime", recipe.runtime.version),
-            ("image", recipe.runtime.image.reference if recipe.runtime.image else "yours, by --image"),
-            ("parameters", "any --set" if recipe.free_parameters else ""),
-            ("digest", recipe.digest),
-        ]
-    )
-    for parameter in recipe.parameters:
-        default = "required" if parameter.required else f"default {parameter.default}"
-        click.echo(f"  {parameter.name}  {parameter.type}  {default}  {parameter.unit}  {parameter.help.en}")
+if TYPE_CHECKING:
+    from tuneplane.recipes.catalog import Catalog
+    from tuneplane.recipes.compatibility import LockState
 
 
 @click.group("recipe")
@@ -80,11 +48,8 @@ def status_command(name: str | None, folder: str | None, as_json: bool) -> int:
             ]
         )
     else:
-        rows = [
-            (n, f"{s.lock.recipe} {s.lock.version}" if s.lock else "?", s.status.value)
-            for n, s in states.items()
-        ]
-        show_table(("EXPERIMENT", "RECIPE", "LOCK"), rows)
+        rows = [(n, _locked(s), s.status.value, _meaning(s, catalog)) for n, s in states.items()]
+        show_table(("EXPERIMENT", "LOCKED TO", "LOCK", ""), rows)
         show_notices(advice for s in states.values() for advice in s.advice)
         for state in states.values():
             for fault in state.faults:
@@ -101,7 +66,7 @@ def status_command(name: str | None, folder: str | None, as_json: bool) -> int:
 def upgrade_command(name: str | None, method: str | None, dry_run: bool, folder: str | None) -> None:
     """Lock NAME (every experiment where not given) against the catalog of today and show what changed."""
     from tuneplane.lab.experiments import experiment_names, find_experiment
-    from tuneplane.recipes.compatibility import plan_upgrade, write_upgrade
+    from tuneplane.recipes.upgrade import plan_upgrade, write_upgrade
 
     if name is None and method is not None:
         raise UsageError(Fault("--method is for one experiment", "--method", "name the experiment"))
@@ -109,16 +74,31 @@ def upgrade_command(name: str | None, method: str | None, dry_run: bool, folder:
     names = [name] if name else experiment_names(lab)
     upgrades = [(n, plan_upgrade(find_experiment(lab, n), catalog, method)) for n in names]  # all, then write
     for experiment, upgrade in upgrades:
-        for change in upgrade.changes:
-            click.echo(f"{experiment}: {change.key}: {_shown(change.before)} -> {_shown(change.after)}")
         if not upgrade.changes:
             click.echo(f"{experiment}: nothing to change, the lock is current")
-        elif dry_run:
-            click.echo(f"{experiment}: nothing was written (--dry-run)")
+            continue
+        click.echo(f"{experiment}: {upgrade.lock.recipe} {upgrade.lock.version}")
+        for sentence in upgrade.told:
+            click.echo(f"  {plain(sentence)}")
+        if dry_run:
+            click.echo("  nothing was written (--dry-run)")
         else:
             write_upgrade(upgrade)
-            click.echo(f"{experiment}: wrote {upgrade.path}; commit it before the next submit")
+            click.echo(f"  wrote {upgrade.path}; look with tp validate {experiment}, then commit it")
 
 
-def _shown(value: object) -> str:
-    return "(none)" if value is None else str(value)
+def _locked(state: LockState) -> str:
+    return f"{state.lock.recipe} {state.lock.version}" if state.lock else "?"
+
+
+def _meaning(state: LockState, catalog: Catalog) -> str:
+    """What the state of a lock means to its owner, in a few words."""
+    if state.status.value == "refused":
+        count = len(state.faults)
+        return f"cannot be submitted: {count} reason{'s' if count != 1 else ''} below"
+    recipe = catalog.find(state.lock.recipe) if state.lock else None
+    if state.status.value == "current" or recipe is None or state.lock is None:
+        return "made against the catalog of today"
+    if recipe.version == state.lock.version:
+        return "the recipe changed since, but nothing that this experiment uses"
+    return f"the catalog has {recipe.version}, and all that this experiment uses is unchanged"

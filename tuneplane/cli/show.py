@@ -47,9 +47,9 @@ def show_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if not rows:
         return
     cells = [list(headings), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(_width(row[i]) for row in cells) for i in range(len(headings))]
+    widths = [max(columns_of(row[i]) for row in cells) for i in range(len(headings))]
     for row in cells:
-        line = "  ".join(cell + " " * (w - _width(cell)) for cell, w in zip(row, widths, strict=True))
+        line = "  ".join(cell + " " * (w - columns_of(cell)) for cell, w in zip(row, widths, strict=True))
         click.echo(line.rstrip())
 
 
@@ -65,12 +65,12 @@ def show_listing(headings: Sequence[str], rows: Sequence[Sequence[str]], width: 
     if width is None or not rows:
         return show_table(headings, rows)
     cells = [list(headings), *([plain(cell) for cell in row] for row in rows)]
-    widths = [max(_width(row[i]) for row in cells) for i in range(len(headings) - 1)]
+    widths = [max(columns_of(row[i]) for row in cells) for i in range(len(headings) - 1)]
     before = sum(widths) + 2 * len(widths)
     below = width - before < LEAST_LAST
     for row in cells:
         columns = zip(row, widths, strict=False)
-        line = "".join(cell + " " * (w - _width(cell) + 2) for cell, w in columns)
+        line = "".join(cell + " " * (w - columns_of(cell) + 2) for cell, w in columns)
         if below:
             click.echo(line.rstrip())
             if row[-1] and row is not cells[0]:
@@ -81,11 +81,11 @@ def show_listing(headings: Sequence[str], rows: Sequence[Sequence[str]], width: 
 
 def cut(text: str, width: int) -> str:
     """`text` in at most so many columns, an ellipsis for what is missing."""
-    if _width(text) <= width:
+    if columns_of(text) <= width:
         return text
     kept = ""
     for character in text:
-        if _width(kept + character) > width - 1:
+        if columns_of(kept + character) > width - 1:
             break
         kept += character
     return kept.rstrip() + "…"
@@ -137,7 +137,8 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _width(text: str) -> int:
+def columns_of(text: str) -> int:
+    """Columns of a terminal that a text takes: Chinese, Japanese and Korean characters take two."""
     from unicodedata import east_asian_width
 
     return sum(2 if east_asian_width(c) in "WF" else 1 for c in text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +17,7 @@ from tuneplane.kernel.errors import Exit, Fault, UsageError
 if TYPE_CHECKING:
     from tuneplane.compile import Draft, Request
     from tuneplane.findings import Findings
+    from tuneplane.operation import Planned
     from tuneplane.start import Submitted
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -74,6 +75,22 @@ def request_options(command: F) -> F:
             metavar="SECONDS",
             help="End the run after so long without output or a point.",
         ),
+        click.option(
+            "--then",
+            multiple=True,
+            type=click.Choice(("export", "eval")),
+            help="What follows the run once it is complete; repeatable.",
+        ),
+        click.option(
+            "--tasks", multiple=True, metavar="A,B", help="Of --then eval: lm-eval's tasks; repeatable."
+        ),
+        click.option("--include-path", metavar="FOLDER", help="Of --then eval: task files of your own."),
+        click.option(
+            "--eval-set",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Of --then eval: a parameter of it; repeatable.",
+        ),
         click.option("--lab", "folder", type=click.Path(), help="A folder of the lab; here where not given."),
         click.option("--json", "as_json", is_flag=True, help="For programs."),
     ]
@@ -87,11 +104,7 @@ def request_options(command: F) -> F:
 @request_options
 def validate_command(name: str, folder: str | None, as_json: bool, **given: Any) -> int:
     """Run every check of a submit of NAME that needs no queue, and report all faults at once."""
-    from tuneplane.submit import examine
-
-    lab = lab_here(folder)
-    request = _request(name, given, queues=True)
-    _, found = examine(lab, load_methods(), request, os.environ, cache_folder(), image_progress())
+    _, _, found = _examined(name, folder, given, queues=True)
     faults = [*found.faults, *(fault for error in found.refused for fault in error.faults)]
     if as_json:
         show_json(
@@ -121,7 +134,10 @@ def render_command(name: str, folder: str | None, as_json: bool, **given: Any) -
     """Prepare a run of NAME, complete with its script, and queue nothing."""
     from tuneplane.submit import prepare
 
-    draft, found = _checked(name, folder, given)
+    if given["then"]:
+        what = "operations are prepared with the run that they follow, as it is submitted"
+        raise UsageError(Fault(what, "--then", "tp submit … --then, or tp eval RUN once it is submitted"))
+    draft, _, found = _checked(name, folder, given)
     run = prepare(draft, os.environ, image_progress())
     if as_json:
         show_json({"run_id": run.run_id, "folder": run.path, "script": run.script, "notices": found.notices})
@@ -151,6 +167,7 @@ def submit_command(
     from tuneplane import submit
 
     notices: list[str] = []
+    behind: list[Submitted] = []
     if run_text is not None:
         _refuse_others(name, dry_run, given)
         from tuneplane.runs.index import find_run
@@ -162,22 +179,39 @@ def submit_command(
             raise UsageError(
                 Fault("which experiment?", "tp submit", "tp submit NAME --profile …; tp ls lists them")
             )
-        draft, found = _checked(name, folder, given, dry_run=dry_run, queues=not dry_run)
+        draft, then, found = _checked(name, folder, given, dry_run=dry_run, queues=not dry_run)
         notices = found.notices
         if dry_run:
             _, script = submit.preview(draft)
+            told = [f"then {one.operation}, on {one.job.spec.resources.profile}" for one in then]
             if as_json:
-                show_json({"script": script, "notices": notices})
+                show_json({"script": script, "notices": [*notices, *told]})
             else:
-                show_notices(notices)
+                show_notices([*notices, *told])
                 click.echo(script, nl=False)
             return Exit.DONE
-        done = submit.submit(draft, os.environ, image_progress())
-    return show_submitted(done, notices, follow, as_json)
+        if then:
+            from tuneplane import operate
+
+            done, behind = operate.submit_then(draft, then, os.environ, image_progress())
+        else:
+            done = submit.submit(draft, os.environ, image_progress())
+    return show_submitted(done, notices, follow, as_json, behind=behind)
 
 
-def show_submitted(done: Submitted, notices: list[str], follow: bool, as_json: bool, of: str = "") -> int:
-    """Say which run was handed over, and follow it where that was asked for. of: the run that it is made from."""
+def show_submitted(
+    done: Submitted,
+    notices: list[str],
+    follow: bool,
+    as_json: bool,
+    of: str = "",
+    subject: tuple[str, str] = ("", ""),
+    behind: Sequence[Submitted] = (),
+) -> int:
+    """Say which run was handed over, and follow it where that was asked for. of: the run that it is made from.
+
+    subject: of an operation, what it does and on which run. behind: the operations that follow the run.
+    """
     run_id = done.run.run_id
     if as_json:
         show_json(
@@ -188,13 +222,16 @@ def show_submitted(done: Submitted, notices: list[str], follow: bool, as_json: b
                 "estimate": done.estimate,
                 "notices": notices,
                 **({"rerun_of": of} if of else {}),
+                **({"operation": subject[0], "subject": subject[1]} if subject[1] else {}),
+                **({"then": [_as_dict(one) for one in behind]} if behind else {}),
             }
         )
     else:
         show_notices(notices)
-        job = done.job_id if done.job_id.startswith("local-") else f"Slurm job {done.job_id}"
-        fields = [("run", run_id), ("rerun of", of), ("job", job), ("folder", str(done.run.path))]
-        show_fields([*fields, ("estimate", done.estimate)])
+        fields = [("run", run_id), ("rerun of", of), (f"{subject[0]} of", subject[1])]
+        fields += [("job", _job(done)), ("folder", str(done.run.path))]
+        then = [("then", f"{one.run.run_id}, {_job(one)}") for one in behind]
+        show_fields([*fields, *then, ("estimate", done.estimate)])
         if not follow:
             click.echo(f"next: tp job logs {run_id} -f")
     if not follow:
@@ -204,12 +241,46 @@ def show_submitted(done: Submitted, notices: list[str], follow: bool, as_json: b
     return follow_run(done.run, to_stderr=as_json)
 
 
-def _checked(name: str, folder: str | None, given: dict[str, Any], **how: bool) -> tuple[Draft, Findings]:
-    """how: dry_run, queues, as of `Request`."""
-    from tuneplane.submit import check
+def _job(done: Submitted) -> str:
+    return done.job_id if done.job_id.startswith("local-") else f"Slurm job {done.job_id}"
 
+
+def _as_dict(done: Submitted) -> dict[str, Any]:
+    return {"run_id": done.run.run_id, "job_id": done.job_id, "folder": done.run.path}
+
+
+def _checked(
+    name: str, folder: str | None, given: dict[str, Any], **how: bool
+) -> tuple[Draft, list[Planned], Findings]:
+    """`_examined`, which must find nothing. how: dry_run, queues, as of `Request`."""
+    draft, then, found = _examined(name, folder, given, **how)
+    found.faults += found.missing
+    found.raise_all()
+    assert draft is not None  # nothing was missing and nothing wrong
+    return draft, then, found
+
+
+def _examined(
+    name: str, folder: str | None, given: dict[str, Any], **how: bool
+) -> tuple[Draft | None, list[Planned], Findings]:
+    """Every check of a run and of what follows it, all faults at once (C30)."""
+    from tuneplane.submit import examine
+
+    lab, methods = lab_here(folder), load_methods()
     request = _request(name, given, **how)
-    return check(lab_here(folder), load_methods(), request, os.environ, cache_folder(), image_progress())
+    looked = (os.environ, cache_folder(), image_progress())
+    draft, found = examine(lab, methods, request, *looked)
+    said = [f"--{key.replace('_', '-')}" for key in ("tasks", "include_path", "eval_set") if given[key]]
+    if said and "eval" not in given["then"]:
+        what = f"{', '.join(said)}: of an evaluation, and none follows"
+        found.faults.append(Fault(what, "--then", "say --then eval too"))
+    if not given["then"]:
+        return draft, [], found
+    from tuneplane.operation import Asked, plan_then
+
+    evaluation = {"tasks": given["tasks"], "include_path": given["include_path"], "sets": given["eval_set"]}
+    then = [Asked(word, **(evaluation if word == "eval" else {})) for word in given["then"]]
+    return draft, plan_then(found, lab, draft, name, then, methods, *looked), found
 
 
 def _request(name: str, given: dict[str, Any], **how: bool) -> Request:

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuneplane.collect.columns import Columns
 from tuneplane.collect.declared import DeclaredFile
-from tuneplane.collect.lines import HARDWARE, Column, Summary, extended, name_lines, started
+from tuneplane.collect.lines import HARDWARE, Column, Summary, aliases_of, extended, name_lines, started
 from tuneplane.collect.points import IngestFile
 from tuneplane.collect.reader import Batch, RunReader
 from tuneplane.collect.source import RunSource
@@ -35,6 +35,7 @@ class Ledger:
         self.columns: dict[_ColumnKey, Column] = {}
         self.summaries: dict[str, Summary | None] = {}
         self.stale: set[str] = set()
+        self._aliases = aliases_of(source.metrics)
         self._lines: dict[str, list[Column]] | None = None
         self._names: dict[_ColumnKey, str] = {}
         self._resumed: dict[int, float] = {}
@@ -50,7 +51,7 @@ class Ledger:
     def lines(self) -> dict[str, list[Column]]:
         """The columns of each line by name."""
         if self._lines is None:
-            before, self._lines = self._names, name_lines(self.columns.values())
+            before, self._lines = self._names, name_lines(self.columns.values(), self._aliases)
             self._names = {
                 (c.file, c.attempt, c.name): name for name, members in self._lines.items() for c in members
             }

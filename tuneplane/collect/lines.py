@@ -65,16 +65,32 @@ class Column:
         self.points += len(columns)
 
 
-def name_lines(columns: Iterable[Column]) -> dict[str, list[Column]]:
-    """The columns of each line, by the name that it is shown under.
+Aliases = Mapping[str, tuple[str, int]]
+"""By the name in a file: the canonical name, and which of its names this is, the first preferred."""
 
-    The lowest rank that reports a metric has the plain name, others `loss@rank3`. Where a declared output has a
-    name that the run itself or another output has too, that of the output is `<output>/loss`; where two folders
-    of one output have it in the same attempt, it is `<folder>/loss` in each.
+
+def aliases_of(metrics: Iterable[tuple[str, Iterable[str]]]) -> dict[str, tuple[str, int]]:
+    """From canonical names with their aliases. A name that two of them claim is the first one's."""
+    found: dict[str, tuple[str, int]] = {}
+    for canonical, aliases in metrics:
+        for place, name in enumerate((canonical, *aliases)):
+            found.setdefault(name, (canonical, place))
+    return found
+
+
+def name_lines(columns: Iterable[Column], aliases: Aliases | None = None) -> dict[str, list[Column]]:
+    """The columns of each line, by the name that it is shown under; of one file the preferred name first.
+
+    A metric has its canonical name, where there is one. The lowest rank that reports it has the plain name,
+    others `loss@rank3`. Where a declared output has a name that the run itself or another output has too, that of
+    the output is `<output>/loss`; where two folders of one output have it in the same attempt, it is
+    `<folder>/loss` in each.
     """
     by_name: dict[str, list[Column]] = {}
-    for column in columns:
-        by_name.setdefault(column.name, []).append(column)
+    known = aliases or {}
+    placed = [(*known.get(column.name, (column.name, 0)), column) for column in columns]
+    for name, _, column in sorted(placed, key=operator.itemgetter(1)) if known else placed:
+        by_name.setdefault(name, []).append(column)
     lines: dict[str, list[Column]] = {}
     others: list[tuple[str, list[Column]]] = []
     for name in sorted(by_name):
@@ -120,7 +136,10 @@ def _origins(columns: list[Column]) -> list[tuple[str, list[Column]]]:
 
 
 def assemble(parts: Iterable[tuple[Column, Columns]], resumed: Mapping[int, float]) -> Series:
-    """The merged line of these columns. resumed: by attempt, the step from which on it hides earlier ones."""
+    """The merged line of these columns, as `name_lines` orders them.
+
+    resumed: by attempt, the step from which on it hides earlier ones.
+    """
     by_attempt: dict[int, list[tuple[Column, Columns]]] = {}
     for column, points in parts:
         if column.name.startswith(HARDWARE):  # by time: where training took up again hides nothing of it
@@ -131,6 +150,8 @@ def assemble(parts: Iterable[tuple[Column, Columns]], resumed: Mapping[int, floa
 
 def _in_order(parts: Sequence[tuple[Column, Columns]]) -> Points:
     """The points of one attempt in the order logged: by line number in one file, by time across several."""
+    if len(parts) > 1:
+        parts = _one_name_a_step(parts)
     if len(parts) == 1:
         column, points = parts[0]
         if not column.in_order:
@@ -143,6 +164,25 @@ def _in_order(parts: Sequence[tuple[Column, Columns]]) -> Points:
     )
     _, steps, values = (array("d", map(operator.itemgetter(place), rows)) for place in (2, 3, 4))
     return Points(steps, values, array("d", map(operator.itemgetter(0), rows)))
+
+
+def _one_name_a_step(parts: Sequence[tuple[Column, Columns]]) -> list[tuple[Column, Columns]]:
+    """One column a file: where a writer has several names for a metric, the first that has a step has it."""
+    by_file: dict[str, list[tuple[Column, Columns]]] = {}
+    for column, points in parts:
+        by_file.setdefault(column.file, []).append((column, points))
+    found = []
+    for members in by_file.values():
+        column, points = members[0]
+        if len(members) > 1:
+            steps = set(points.steps)
+            whole = points.slice(0, len(points))
+            for _, others in members[1:]:
+                whole.extend(others.taken([i for i, step in enumerate(others.steps) if step not in steps]))
+                steps.update(others.steps)
+            column, points = replace(column, in_order=False), whole
+        found.append((column, points))
+    return found
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class Overview:
     hparams: of all attempts, later ones win.
     dropped_points, dropped_values: what the job says it could not report (a full queue; a value without a mean).
     gaps: points that were numbered but are not in the files; torn_lines: lines there that are none.
-    refused, skipped, unreadable: files that were not read, and why.
+    torn: by file, how many of those. refused, skipped, unreadable: files that were not read, and why.
     attempts: those that reported anything. newest_s: wall time of the newest point, None without points.
     fault: why the run could not be read at all; empty where it could.
     """
@@ -29,6 +29,7 @@ class Overview:
     dropped_values: int = 0
     gaps: int = 0
     torn_lines: int = 0
+    torn: Mapping[str, int] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     skipped: Mapping[str, str] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class Overview:
             ),
             (self.dropped_values, "values were no numbers and were dropped"),
             (self.gaps, "points are missing: numbered, but not in the files"),
-            (self.torn_lines, "lines are torn and were passed over"),
+            (self.torn_lines, f"lines are torn and were passed over{self._torn_where()}"),
         )
         told = [f"{count} {words}" if counted else words for count, words in counts if count]
         for word, files in (
@@ -60,3 +61,11 @@ class Overview:
             if most_files is not None and len(files) > most_files:
                 told.append(f"{len(files) - most_files} more files were {word}")
         return told
+
+    def _torn_where(self) -> str:
+        """In which file, of several the one with most of them."""
+        if not self.torn:
+            return ""
+        most = max(sorted(self.torn), key=lambda name: self.torn[name])
+        others = len(self.torn) - 1
+        return f", in {most}" + (f" and {others} more file{'s' if others > 1 else ''}" if others else "")

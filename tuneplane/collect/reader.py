@@ -229,6 +229,7 @@ def _writable(points: dict[tuple[int, str], Columns]) -> dict[tuple[int, str], C
 
 
 def _fingerprint(source: RunSource) -> list[Any]:
-    """What decides how a run's files are read."""
+    """What decides how a run's files are read and its lines are named."""
     outputs = [[o.name, o.path, o.kind, o.step_key] for o in source.outputs]
-    return [source.run_id, source.token_sha256, outputs]
+    metrics = [[name, list(aliases)] for name, aliases in source.metrics]
+    return [source.run_id, source.token_sha256, outputs, *([metrics] if metrics else [])]

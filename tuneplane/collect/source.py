@@ -27,6 +27,7 @@ class RunSource:
     token_sha256: what job.json says; a file whose header says otherwise is refused.
     attempts: number and start (unix seconds) of each, ascending: declared outputs name no attempt of their own.
     ended: nothing writes any more, so that what was read once stays true.
+    metrics: canonical names, and for each the names that stand for it in the run's files, the first preferred.
     """
 
     folder: Path
@@ -35,3 +36,4 @@ class RunSource:
     outputs: tuple[Declared, ...] = ()
     attempts: tuple[tuple[int, float], ...] = ()
     ended: bool = False
+    metrics: tuple[tuple[str, tuple[str, ...]], ...] = ()

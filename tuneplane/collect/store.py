@@ -298,6 +298,7 @@ class Store:
         ledger = self._settled(source)
         files = ledger.reader.files
         ingest = [file for file in files.values() if isinstance(file, IngestFile)]
+        torn = {name: file.torn_lines + file.tail.oversized for name, file in files.items()}
         now_s = time.time()
         return Overview(
             metrics={
@@ -309,7 +310,8 @@ class Store:
             dropped_points=sum(file.dropped_points for file in ingest),
             dropped_values=sum(file.dropped_values for file in ingest),
             gaps=sum(file.gaps for file in ingest),
-            torn_lines=sum(file.torn_lines + file.tail.oversized for file in files.values()),
+            torn_lines=sum(torn.values()),
+            torn=_shown({name: count for name, count in torn.items() if count}),
             refused=_shown({name: file.refused for name, file in files.items() if file.refused}),
             skipped=_shown(ledger.reader.skipped),
             unreadable=_shown(ledger.reader.unreadable),
@@ -395,9 +397,9 @@ class Store:
                 self._cache.drop(key, ledger.version, [column.key for column in columns])
 
 
-def _shown(files: Mapping[str, str]) -> dict[str, str]:
+def _shown(files: Mapping[str, T]) -> dict[str, T]:
     """By name; bytes of names that are no UTF-8 as question marks."""
-    return {name.encode("utf-8", "replace").decode(): str(files[name]) for name in sorted(files)}
+    return {name.encode("utf-8", "replace").decode(): files[name] for name in sorted(files)}
 
 
 def _key(source: RunSource) -> str:

@@ -6,10 +6,12 @@ Nothing that was there is touched before that, and nothing but an earlier export
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -21,6 +23,9 @@ from tuneplane.kernel.runfolder import RUN_ID
 EVENTS = "tfevents"
 """In the name of every event file: TensorBoard knows them by it."""
 
+
+_YOUNG_S = 60.0
+"""What is younger may be of an export that has not said yet that it is in use."""
 
 _OURS = re.compile(rf"events\.out\.{EVENTS}\.\d{{10}}\.{RUN_ID.pattern}", re.ASCII)
 _ATTEMPT = re.compile(r"attempt-\d+", re.ASCII)
@@ -38,9 +43,11 @@ def new_file(path: Path, replace: bool) -> Iterator[IO[str]]:
 
 def _new_file(path: Path, replace: bool) -> Iterator[IO[str]]:
     _refuse(path, replace, stat.S_ISREG, "file")
-    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.tmp")
+    _clear_stale(path)
+    temporary = _beside(path, "tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
     try:
+        _take(descriptor)
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="", buffering=1 << 20) as file:
             yield file
         if not replace:
@@ -65,12 +72,15 @@ def _new_folder(path: Path, replace: bool) -> Iterator[Path]:
     _refuse(path, replace, stat.S_ISDIR, "folder")
     if replace and path.exists():
         _refuse_foreign(path)
-    temporary = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.tmp")
+    _clear_stale(path)
+    temporary = _beside(path, "tmp")
     temporary.mkdir()
+    taken = os.open(temporary, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
+        _take(taken)
         yield temporary
         if replace and path.exists():
-            old = path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.old")
+            old = _beside(path, "old")
             path.rename(old)
             try:
                 temporary.rename(path)
@@ -81,8 +91,48 @@ def _new_folder(path: Path, replace: bool) -> Iterator[Path]:
         else:
             temporary.rename(path)
     finally:
+        os.close(taken)
         with suppress(FileNotFoundError):
             shutil.rmtree(temporary)
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name[:40]}.{os.urandom(4).hex()}.{kind}")
+
+
+def _take(descriptor: int) -> None:
+    """Say that the file or folder is in use, for as long as this process lives; some file systems cannot."""
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _clear_stale(path: Path) -> None:
+    """Remove what exports to this place left that were killed; what is young, or in use, is another's still."""
+    name = re.compile(rf"\.{re.escape(path.name[:40])}\.[0-9a-f]{{8}}\.tmp")
+    with suppress(OSError):
+        for entry in os.scandir(path.parent):
+            status = entry.stat(follow_symlinks=False)
+            old = time.time() - status.st_mtime > _YOUNG_S
+            if (
+                name.fullmatch(entry.name)
+                and old
+                and status.st_uid == os.geteuid()
+                and not entry.is_symlink()
+            ):
+                _clear_unused(Path(entry.path))
+
+
+def _clear_unused(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # in use, or on a file system that cannot tell
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

@@ -267,7 +267,17 @@ def _told(error: Exception) -> OperationError:
     key = os.environ.get("WANDB_API_KEY", "")
     if key:
         words = words.replace(key, "•••")
-    remedy = (
-        "wandb login" if "API key" in words or "login" in words else "what arrived is noted: say it again"
-    )
-    return OperationError(Fault(f"wandb: {words}", "tp job sync wandb", remedy))
+    return OperationError(Fault(f"wandb: {words}", "tp job sync wandb", _advice(words)))
+
+
+_NO_PLACE = re.compile(r"\b(40[34]|not found|permission|forbidden|entity|project)\b", re.IGNORECASE)
+"""What wandb says of a project or entity that there is not, or that this user may not write to."""
+
+
+def _advice(words: str) -> str:
+    if "API key" in words or "login" in words:
+        return "wandb login"
+    if _NO_PLACE.search(words):
+        flags = "--project and --entity, or WANDB_PROJECT and WANDB_ENTITY"
+        return f"is there such a project, and may you write to it? {flags} say which"
+    return "what arrived is noted: say it again"

@@ -173,6 +173,16 @@ class RunFolder:
         return self.path / "paused"
 
     @property
+    def not_run(self) -> Path:
+        """Of an operation: why it ended without an attempt, and which job found so. Written as that claims."""
+        return self.path / "not-run.json"
+
+    @property
+    def handed_on(self) -> Path:
+        """Of an operation whose run goes on: the job that found so, and the one that waits in its place."""
+        return self.path / "handed-on.json"
+
+    @property
     def attempts_folder(self) -> Path:
         return self.path / "attempts"
 

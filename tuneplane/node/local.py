@@ -17,6 +17,7 @@ from tuneplane.kernel.submission import record_submission
 from tuneplane.node.agent import NodeRun
 from tuneplane.node.attempt import claim, wait_or_refuse
 from tuneplane.node.leftovers import end_leftovers
+from tuneplane.node.operation import wait_here
 from tuneplane.node.outcome import end
 from tuneplane.node.scratch import make_user_folder
 from tuneplane.node.signals import ENDING, Signals
@@ -32,6 +33,7 @@ def run_local(job: JobSpec, environ: Mapping[str, str]) -> int:
     record_submission(run, f"local-{os.getpid()}", "hand", os.getpid())
     for number in (*ENDING, signal.SIGUSR2):
         signal.signal(number, _leave)  # a wait for a lock ends by an exception alone
+    wait_here(run, job, f"local-{os.getpid()}", environ)
     given = dict(environ)
     with ExitStack() as held:
         shares = machine_shares(job, environ)

@@ -83,8 +83,9 @@ def _run(name: str, run: RunFolder, rest: list[str]) -> int:
     if name == "claim":
         from tuneplane.kernel.files import read_json
         from tuneplane.node.attempt import claim
+        from tuneplane.node.operation import admit
 
-        attempt = claim(run, job, rest, os.environ)
+        attempt = claim(run, job, rest, os.environ) if admit(run, job, os.environ) else None
         if attempt is None:
             print("over")
             return Exit.DONE

@@ -16,6 +16,7 @@ from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.kernel.files import create_once, json_text, write_atomic, write_json
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder
 from tuneplane.kernel.submission import TP, record_submission
+from tuneplane.node.queue import read_queue
 from tuneplane.node.record import read_record
 from tuneplane.spec import JobSpec
 
@@ -200,20 +201,12 @@ def _queued(run: RunFolder, attempt: AttemptFolder, job_id: str, environ: Mappin
     """A job of this run that waits or runs besides `job_id`, or `job_id` itself where it waits anew."""
     # For minutes Slurm still shows the job of an attempt that lost a node: it waits for that node.
     former = {str(read_record(a.start).get("job_id")) for a in run.attempts() if a.number < attempt.number}
-    text = run_slurm(
-        ["squeue", f"--user={os.geteuid()}", "--all", "--noheader", "--array", "--format=%i|%F_%K|%T|%Z"],
-        environ,
-    )
-    for line in text.splitlines():
-        one, element, state, folder = (line.split("|", 3) + [""] * 4)[:4]
-        names = {one.strip(), element.strip()}
-        if folder.strip() != str(run.path):
+    for job in read_queue(run.path, environ):
+        if job.state == "COMPLETING" and job.names & former - {job_id}:
             continue
-        if state.strip() == "COMPLETING" and names & former - {job_id}:
-            continue
-        if job_id not in names:
-            return one.strip()
-        if state.strip() not in NOT_WAITING:
+        if job_id not in job.names:
+            return job.job_id
+        if job.state not in NOT_WAITING:
             return job_id
     return ""
 

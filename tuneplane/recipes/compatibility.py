@@ -1,11 +1,10 @@
-"""Whether an experiment's lock still fits the catalog, and what an upgrade would change (C3).
+"""Whether an experiment's lock still fits the catalog (C3).
 
-A lock records, compatibility admits. Submit, `tp ls`, `tp recipe status` and `tp recipe upgrade` ask.
+A lock records, compatibility admits. Submit, `tp ls` and `tp recipe status` ask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any
 from tuneplane import __version__
 from tuneplane.kernel.errors import Fault, UsageError
 from tuneplane.recipes.catalog import Catalog
-from tuneplane.recipes.lock import LOCK_NAME, Lock, lock_of, parse_lock, read_lock, read_lock_json, write_lock
+from tuneplane.recipes.lock import LOCK_NAME, Lock, read_lock
 from tuneplane.recipes.recipe import USER_MANAGED, Recipe
-from tuneplane.recipes.values import flatten
 
 FAR_BEHIND_MINORS = 2
 """A lock of an older major version, or of more minor versions ago than this, gets advice."""
@@ -153,66 +151,3 @@ def _released() -> str:
     from packaging.version import Version
 
     return Version(__version__).base_version
-
-
-@dataclass(frozen=True)
-class Change:
-    """One field of a lock that an upgrade changes. None: absent on that side."""
-
-    key: str
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True)
-class LockUpgrade:
-    """What `tp recipe upgrade` does to one experiment. changes: empty where the lock is as it would be."""
-
-    path: Path
-    lock: Lock
-    changes: tuple[Change, ...]
-
-
-def plan_upgrade(folder: Path, catalog: Catalog, method: str | None = None) -> LockUpgrade:
-    """What re-locking an experiment would change; writes nothing.
-
-    method: where the lock is too broken to say which recipe it was for, or its recipe is gone.
-    Raises UsageError: no method known, an unknown one, a broken manifest or scaffold; OperationError.
-    """
-    path = folder / LOCK_NAME
-    before: Any = None
-    problems: tuple[Fault, ...] = ()
-    try:
-        before = read_lock_json(path)
-        parse_lock(before, str(path), folder.name)
-    except UsageError as error:
-        problems = error.faults
-    chosen = method or _method_in(before)
-    if chosen is None:
-        remedy = f"tp recipe upgrade {folder.name} --method METHOD (tp methods lists them)"
-        raise UsageError(*(Fault(f.what, f.where, remedy) for f in problems))
-    recipe = catalog.get(chosen)
-    lock = lock_of(recipe, catalog.scaffold(recipe).digest)
-    return LockUpgrade(path, lock, tuple(_changes(before, lock.as_json())))
-
-
-def write_upgrade(upgrade: LockUpgrade) -> None:
-    """Write the planned lock where anything changes. Raises OperationError."""
-    if upgrade.changes:
-        write_lock(upgrade.path, upgrade.lock)
-
-
-def _method_in(value: Any) -> str | None:
-    """The method that a lock names, however broken the rest of it is."""
-    recipe = value.get("recipe") if isinstance(value, dict) else None
-    name = recipe.get("name") if isinstance(recipe, dict) else None
-    return name if isinstance(name, str) and name else None
-
-
-def _changes(before: Any, after: Mapping[str, Any]) -> list[Change]:
-    old = flatten(before) if isinstance(before, dict) else {}
-    new = flatten(after)
-    keys = [*new, *(key for key in old if key not in new)]
-    return [
-        Change(k, old.get(k), new.get(k)) for k in keys if k not in old or k not in new or old[k] != new[k]
-    ]

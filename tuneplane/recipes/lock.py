@@ -25,7 +25,11 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Lock:
-    """A lock. params: bound parameter → its type, None where the lock does not say which it had."""
+    """A lock.
+
+    params: bound parameter → its type, None where the lock does not say which it had. defaults: of those with a
+    default, where the lock says it.
+    """
 
     recipe: str  # the method in full
     version: str
@@ -39,6 +43,7 @@ class Lock:
     created_by_core: str
     requires_core: str
     params: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def as_json(self) -> dict[str, Any]:
         """The file's value, keys in the order of the format."""
@@ -58,11 +63,15 @@ class Lock:
             },
             "bindings": {
                 "entrypoint": {"kind": self.entrypoint.kind, "value": self.entrypoint.value},
-                "params": dict(self.params),
+                "params": {name: self._param(name) for name in self.params},
             },
             "created_by": {"core_version": self.created_by_core},
             "requires": {"core": self.requires_core},
         }
+
+    def _param(self, name: str) -> dict[str, Any]:
+        default = {"default": self.defaults[name]} if name in self.defaults else {}
+        return {"type": self.params[name], **default}
 
 
 def lock_of(recipe: Recipe, template_digest: str) -> Lock:
@@ -80,6 +89,7 @@ def lock_of(recipe: Recipe, template_digest: str) -> Lock:
         created_by_core=__version__,
         requires_core=recipe.requires_core,
         params={p.name: p.type for p in recipe.parameters},
+        defaults={p.name: p.default for p in recipe.parameters if not p.required},
     )
 
 
@@ -143,6 +153,7 @@ def parse_lock(value: Any, where: str, experiment: str) -> Lock:
         created_by_core=reader.text(value, "created_by.core_version"),
         requires_core=reader.specifier(value, "requires.core"),
         params=reader.params(value, "bindings.params"),
+        defaults=_defaults_in(value),
     )
     if reader.faults:
         raise UsageError(*reader.faults)
@@ -214,6 +225,13 @@ def _type_in(entry: Any) -> str | None:
     if isinstance(entry, dict):
         entry = entry.get("type")
     return entry if isinstance(entry, str) and entry in TYPES else None
+
+
+def _defaults_in(lock: Mapping[str, Any]) -> dict[str, Any]:
+    bindings = lock.get("bindings")
+    params = bindings.get("params") if isinstance(bindings, dict) else None
+    found = params.items() if isinstance(params, dict) else ()
+    return {name: entry["default"] for name, entry in found if isinstance(entry, dict) and "default" in entry}
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

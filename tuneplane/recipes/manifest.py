@@ -11,7 +11,7 @@ from typing import Any
 
 from tuneplane.kernel.errors import UsageError
 from tuneplane.recipes import values
-from tuneplane.recipes.adapters import Launch, adapter_names, load_adapter
+from tuneplane.recipes.adapters import Launch, adapter_names, does, load_adapter
 from tuneplane.recipes.documents import Document, Key
 from tuneplane.recipes.names import remedy_for
 from tuneplane.recipes.outputs import OutputFields
@@ -116,7 +116,7 @@ class _Manifest(OutputFields):
             return operations
         compiles = load_adapter(adapter).OPERATIONS
         for operation in operations:
-            if operation in OPERATIONS and operation not in compiles:
+            if operation in OPERATIONS and not does(adapter, operation):
                 self.fault(("operations",), f"the {adapter} adapter does not compile {operation}")
         launches = {compiles[operation] for operation in operations if operation in compiles}
         if top.get("observability") != "platform" and launches - {Launch.EACH_NODE}:

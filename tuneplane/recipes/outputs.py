@@ -42,13 +42,26 @@ class OutputFields(Fields):
         if self.mapping(given, key, ("path", "kind", "step_key")) is None:
             return None
         path = self.text(given, (*key, "path"))
-        if path and not values.stays_below(path):
-            self.fault((*key, "path"), f"output {path} leaves the output folder")
+        problem = wrong_pattern(path) if path else ""
+        if problem:
+            self.fault((*key, "path"), f"output {values.shown(path)} {problem}")
         kind = self.one_of(given, (*key, "kind"), OUTPUT_KINDS) if "kind" in given else "artifact"
         step_key = self.text(given, (*key, "step_key"), default="")
         if (kind == "jsonl") != bool(step_key):
             self.fault(key, f"output {name}: step_key goes with kind jsonl, and jsonl needs one")
         return Output(name, path, kind, step_key)
+
+
+def wrong_pattern(path: str) -> str:
+    """Why a glob below the output folder can find nothing, or not what is meant; empty where it can."""
+    parts = path.split("/")
+    if "" in parts[1:]:
+        return "has an empty part: two / in a row, or one at its end"
+    if not values.stays_below(path):
+        return "leaves the output folder"
+    if any("[" in re.sub(r"\[!?\]?[^]]*\]", "", part) for part in parts):
+        return "has a [ without its ]: [[] stands for the character itself"
+    return ""
 
 
 def all_outputs(experiment: Path, recipe: Recipe) -> list[spec.Output]:

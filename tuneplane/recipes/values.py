@@ -110,6 +110,19 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
+def written(value: Any) -> str:
+    """A value as people write it in YAML and in `--set`: `null`, `true`, `2e-05`, `[1, 2]`, `adam`."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list):
+        return f"[{', '.join(map(written, value))}]"
+    if isinstance(value, str):
+        return value if value.isprintable() and value and value == value.strip() else repr(value)
+    return repr(value)
+
+
 def flatten(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as one, keys joined by `.`; an empty mapping stays a value."""
     flat: dict[str, Any] = {}

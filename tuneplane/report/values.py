@@ -72,7 +72,10 @@ def _flatten_into(flat: Flat, metrics: Any, outer: str, space: str, budget: _Bud
     for key, value in metrics.items():
         name, number = outer, value
         try:
-            name = outer + (key if type(key) is str else str(key))
+            text = key if type(key) is str else str(key)
+            if not text or text.isspace():
+                raise NotReducible("no name")
+            name = outer + text
             kind = type(value)
             if kind is not float:
                 if kind is dict or _is_mapping(value):

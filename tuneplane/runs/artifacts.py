@@ -23,21 +23,25 @@ class Artifact:
     files: int = 1
 
 
+def output_folder(run: RunFolder, job: JobSpec) -> Path:
+    """Where a run leaves what it makes: an operation in the output folder of the run that it works on."""
+    return RunFolder(Path(job.spec.subject.folder)).out if job.spec.subject else run.out
+
+
 def list_artifacts(run: RunFolder, job: JobSpec) -> tuple[list[Artifact], list[str]]:
     """Artifacts, and what was skipped with the reason: nothing outside the output folder is followed."""
     found: list[Artifact] = []
     skipped: list[str] = []
-    if run.out.is_symlink():
-        return found, [f"the output folder is a link, to {run.out.readlink()}"]
+    out = output_folder(run, job)
+    if out.is_symlink():
+        return found, [f"the output folder is a link, to {out.readlink()}"]
     for output in job.spec.outputs:
         parts = output.path.split("/")
         if output.path.startswith("/") or ".." in parts:
             skipped.append(f"{output.name}: {output.path} is not below the output folder")
             continue
-        for path in _matches(
-            run.out, [part for part in parts if part not in ("", ".")], output.name, skipped
-        ):
-            relative = str(path.relative_to(run.out))
+        for path in _matches(out, [part for part in parts if part not in ("", ".")], output.name, skipped):
+            relative = str(path.relative_to(out))
             try:
                 found.append(_artifact(output.name, relative, path, skipped))
             except OSError as error:

@@ -26,7 +26,7 @@ from tuneplane.runs.records import CLEARED, known_jobs
 from tuneplane.runs.starting import Another, is_being_started, starting
 from tuneplane.runs.state import RunState, read_states
 
-OVER = FINAL - {"REVOKED"} | {"NOT_SUBMITTED"}
+OVER = FINAL - {"REVOKED"} | {"NOT_SUBMITTED", "NOT_RUN"}
 """States of a run that is surely over. Not LOST, which may be wrong, nor PAUSED, which is to go on."""
 
 HALF_MADE_S = 86_400.0

@@ -93,9 +93,19 @@ def latest(runs: list[RunFolder]) -> RunFolder:
 
     One whose folder is not whole, being made or left by a `tp` that was killed, is nobody's latest.
     """
-    runs = [run for run in runs if run.script.exists() or (run.path / CLEARED).exists()] or runs
+    runs = [run for run in runs if _is_whole(run)] or runs
     newest = max(started_order(run)[:-5] for run in runs)
     return max((run for run in runs if started_order(run).startswith(newest)), key=_written_ns)
+
+
+def latest_training(runs: list[RunFolder]) -> RunFolder:
+    """The newest run that trains, which an experiment's name means; else the newest operation."""
+    runs = [run for run in runs if _is_whole(run)] or runs
+    for run in sorted(runs, key=started_order, reverse=True):
+        if not is_operation(run):
+            second = started_order(run)[:-5]
+            return latest([r for r in runs if started_order(r).startswith(second) and not is_operation(r)])
+    return latest(runs)
 
 
 def find_run(text: str, roots: list[Path] | None = None) -> RunFolder:
@@ -111,7 +121,7 @@ def find_run(text: str, roots: list[Path] | None = None) -> RunFolder:
             return run
     of_experiment = [run for run in runs if run.path.parent.name == text]
     if of_experiment:
-        return latest(of_experiment)
+        return latest_training(of_experiment)
     of_job = _runs_of_job(runs, text)
     if len(of_job) == 1:
         return of_job[0]
@@ -123,6 +133,19 @@ def find_run(text: str, roots: list[Path] | None = None) -> RunFolder:
     if starting:
         raise _ambiguous(text, starting)
     raise UsageError(Fault(f"no run {text!r} of yours", "RUN", "tp job ls lists them"))
+
+
+def _is_whole(run: RunFolder) -> bool:
+    return run.script.exists() or (run.path / CLEARED).exists()
+
+
+def is_operation(run: RunFolder) -> bool:
+    """Whether a run works on another one (export, eval): an experiment's name means the run that trained."""
+    try:
+        spec = read_json(run.job)["spec"]
+        return bool(spec.get("subject"))
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def _runs_of_job(runs: list[RunFolder], text: str) -> list[RunFolder]:

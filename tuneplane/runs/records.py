@@ -60,6 +60,10 @@ class Records:
     settled: SlurmJob | None = None  # Slurm's last word, once it has forgotten the job
     cleared: dict[str, Any] = field(default_factory=dict)  # what `tp job gc` left of the records
     rerun_of: str = ""
+    operation: str = "train"
+    subject: str = ""  # of an operation: id of the run that it works on
+    awaited: str = ""  # and of the run that it waits for
+    not_run: dict[str, Any] = field(default_factory=dict)  # of an operation: why it ended before an attempt
     is_whole: bool = True  # its script is there, which is written last
 
     def starts(self) -> list[Submission]:
@@ -210,6 +214,7 @@ def read_records(run: RunFolder) -> Records | str:
     start = read_object(last.start) if last else {}
     job = read_object(run.job)
     asked = _of(job, "spec")
+    subject = _of(asked, "subject")
     beat_s = number(_of(asked, "node").get("heartbeat_s")) or 0.0
     return Records(
         run=run,
@@ -229,6 +234,10 @@ def read_records(run: RunFolder) -> Records | str:
         settled=_settled(run.slurm / SETTLED),
         cleared={} if is_whole else read_object(run.path / CLEARED),
         rerun_of=str(_of(job, "metadata").get("rerun_of") or ""),
+        operation=str(asked.get("operation") or "train"),
+        subject=str(subject.get("run_id") or ""),
+        awaited=Path(str(subject.get("awaited") or subject.get("folder") or "")).name,
+        not_run=read_object(run.not_run) if subject else {},
         is_whole=is_whole,
     )
 

@@ -27,6 +27,7 @@ def read_source(run: RunFolder, state: RunState | None = None) -> RunSource:
             for output in spec.outputs
             if output.kind != "artifact"
         ),
+        metrics=tuple((name, tuple(aliases)) for name, aliases in spec.metrics.items()),
         attempts=tuple((attempt, at) for attempt, at in starts if at is not None),
         ended=state is not None and state.is_final,
     )

@@ -19,7 +19,7 @@ from tuneplane.runs.adopt import note_unknown_jobs
 from tuneplane.runs.causes import SLURMS, on_node, words
 from tuneplane.runs.records import NodeState, Records, batch_words, number, read_records, settle, whole
 
-FINAL = slurm_commands.FINAL | {"LOST", "NOT_SUBMITTED", "PAUSED"}
+FINAL = slurm_commands.FINAL | {"LOST", "NOT_SUBMITTED", "PAUSED", "NOT_RUN"}
 """States that a run does not leave by itself."""
 
 FROM_OUTSIDE = slurm_commands.FINAL - {"COMPLETED", "FAILED", "CANCELLED"}
@@ -36,6 +36,9 @@ SAVING = "asked by tp job pause to save and end"
 
 HELD_BY_USER = "JobHeldUser"
 """Slurm's reason of a job that `scontrol hold` keeps waiting. Source: squeue(1), JOB REASON CODES."""
+
+DEPENDENCY = "Dependency"
+"""Slurm's reason of a job that waits for another one."""
 
 SETTLE_S = 600.0
 """How long after the last thing that we know of a job Slurm is asked again and again, whatever it says."""
@@ -54,7 +57,8 @@ class RunState:
     """What is known of a run. `state` is one of Slurm's words, or one of these:
 
     PREPARED: rendered, not submitted. INCOMPLETE: its folder is being made, or was left half-made.
-    NOT_SUBMITTED: Slurm refused it. PAUSED: it saved and ended because of `tp job pause`.
+    NOT_SUBMITTED: Slurm refused it. NOT_RUN: an operation whose run did not complete. PAUSED: it saved and ended
+    because of `tp job pause`.
     LOST: it left no record of its end, and nothing knows it any more. UNKNOWN: who could know does not answer.
 
     nodes: of the start that the state tells of; empty while that start waits.
@@ -83,6 +87,8 @@ class RunState:
     pending_restart: str = ""
     cleared: bool = False  # by `tp job gc`: its output folder alone is left
     rerun_of: str = ""
+    operation: str = "train"
+    subject: str = ""  # of an operation (export, eval): id of the run that it works on
 
     @property
     def is_final(self) -> bool:
@@ -208,6 +214,8 @@ def judge(records: Records, queue: Answer, books: Answer) -> RunState:
         not_restarted=not_restarted,
         pending_restart=lost,
         rerun_of=records.rerun_of,
+        operation=records.operation,
+        subject=records.subject,
     )
 
 
@@ -250,6 +258,8 @@ def _cleared(records: Records) -> RunState:
         folder=str(records.run.path),
         cleared=True,
         rerun_of=records.rerun_of,
+        operation=records.operation,
+        subject=records.subject,
     )
 
 
@@ -263,11 +273,15 @@ def _verdict(
         if refused and not slurm and (records.restarted or records.pending_restart()):
             return Verdict("UNKNOWN", None, refused)  # it may be waiting for its next attempt
         return _ended(records, job, slurm)
+    if records.not_run.get("job_id") == job.job_id and not current and not job.is_alive_here():
+        return Verdict("NOT_RUN", None, str(records.not_run.get("reason") or ""))
     running = _how_running(records, job, current)
     if slurm and slurm.state not in FINAL:
         return Verdict(slurm.state, None, slurm.reason or running)
     if job.is_alive_here():
-        waits = Verdict("PENDING", None, "waits for its share of this machine")
+        share = "its share of this machine"
+        until = f"{records.awaited} to complete, then for {share}" if records.awaited else share
+        waits = Verdict("PENDING", None, f"waits for {until}")
         return Verdict("RUNNING", None, running) if current else waits
     if slurm:
         return _ended_without_record(records, job, slurm)
@@ -294,6 +308,8 @@ def _why_waiting(records: Records, job: Submission, slurm: SlurmJob) -> str:
     """Slurm's reason, or ours where we know it better."""
     if slurm.reason == HELD_BY_USER and job.job_id in records.paused:
         return HELD
+    if records.awaited and slurm.reason == DEPENDENCY:
+        return f"waits for {records.awaited} to complete ({DEPENDENCY})"
     cause = records.cause()
     if not records.attempts or not cause or not records.waits_for(job):
         return slurm.reason

@@ -106,10 +106,20 @@ def compile_command(adapter: str, operation: str, node: NodeFacts) -> Command:
     return answer(node)
 
 
+EVALUATION = "evalkit"
+"""The adapter that evaluates what runs of others export."""
+
+
+def does(adapter: str, operation: str) -> bool:
+    """Whether an operation can be done with what this adapter trains: what it exports can be evaluated."""
+    compiles = load_adapter(adapter).OPERATIONS
+    return operation in compiles or (operation == "eval" and "export" in compiles)
+
+
 def check_operation(adapter: str, operation: str) -> None:
     """Return where the adapter compiles the operation; raise UsageError where it does not (C7)."""
     compiles = load_adapter(adapter).OPERATIONS
-    if operation not in compiles:
+    if not does(adapter, operation):
         raise UsageError(
             Fault(
                 f"the {adapter} adapter compiles {', '.join(compiles)} alone: {operation} is refused",

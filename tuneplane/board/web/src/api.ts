@@ -21,6 +21,7 @@ export interface Runs {
   now_s: number;
   read_at_s: number;
   fault: string;
+  notice: string;
   runs: Run[];
   about: { user: string; host: string; version: string; started: string };
 }
@@ -76,6 +77,8 @@ export interface Details {
     ended_at: number | null;
     folder: string;
     rerun_of: string;
+    operation: string;
+    subject: string;
     nodes: { rank: number; host: string; state: string; code: number | null; reason: string; beat_age_s: number | null }[];
   };
   attempts: {
@@ -94,6 +97,19 @@ export interface Details {
   config: Record<string, unknown>;
   hparams: Record<string, unknown>;
   notices: string[];
+  report: { rows: ReportRow[]; run_id: string; model_digest: string; harness: string; ended_at: string; notices: string[] };
+}
+
+/** One value of one task of an evaluation. */
+export interface ReportRow {
+  task: string;
+  metric: string;
+  filter: string;
+  value: number | null;
+  stderr: number | null;
+  samples: number | null;
+  higher_is_better: boolean | null;
+  fewshot: number | null;
 }
 
 export interface LogTail {

@@ -43,6 +43,11 @@ export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/** A name that may be broken behind its separators, so that no line ends in the middle of a word. */
+export function breakable(name: string): Node[] {
+  return name.split(/(?<=[/_.:@-])(?=[^/_.:@-])/).flatMap((part, i) => (i ? [document.createElement("wbr"), new Text(part)] : [new Text(part)]));
+}
+
 const PATHS: Record<string, string> = {
   expand: "M9 3H3v6M15 3h6v6M9 21H3v-6M15 21h6v-6",
   shrink: "M3 9h6V3M21 9h-6V3M3 15h6v6M21 15h-6v6",

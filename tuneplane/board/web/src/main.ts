@@ -225,12 +225,13 @@ let toldNotices = "";
 
 function renderNotices(): void {
   const several = model.chosen.length > 1;
-  const told = model.chosen.flatMap((run) => {
+  const ofRuns = model.chosen.flatMap((run) => {
     const overview = model.overviews.get(run.id);
     const lines = [...(overview?.notices ?? [])];
     if (overview?.metrics_left_out) lines.push(`${count(overview.metrics_left_out, "metric")} more are not listed: this run has too many`);
     return lines.map((line) => (several ? `${run.id}: ${line}` : line));
   });
+  const told = [...model.ofBoard, ...ofRuns];
   const as = told.join("\n");
   if (as === toldNotices) return;
   toldNotices = as;

@@ -11,6 +11,7 @@ export class Model {
   runs: Run[] = [];
   about: Runs["about"] | null = null;
   readAt = 0;
+  ofBoard: string[] = []; // what is wrong with the board itself
   skew = 0; // the server's clock less this one's, seconds
   overviews = new Map<string, Overview>();
   missing = new Set<string>(); // chosen, but not there
@@ -62,6 +63,7 @@ export class Model {
     this.runs = answer.runs;
     this.about = answer.about;
     this.readAt = answer.read_at_s;
+    this.ofBoard = [answer.fault, answer.notice && `metrics are read anew at each start of the board: ${answer.notice}`].filter(Boolean);
     this.skew = answer.now_s - Date.now() / 1000;
     this.byId = new Map(answer.runs.map((run) => [run.id, run]));
     this.missing = new Set(this.readAt ? this.state.runs.filter((id) => !this.byId.has(id)) : []);

@@ -217,6 +217,7 @@ export function stateClass(run: { state: string; final: boolean }): string {
     case "CANCELLED":
     case "PAUSED":
     case "PREPARED":
+    case "NOT_RUN":
     case "NOT_SUBMITTED":
       return "quiet";
     default:

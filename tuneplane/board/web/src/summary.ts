@@ -2,7 +2,7 @@
 
 import type { Details, Metric, Run } from "./api";
 import type { DetailsOf } from "./config";
-import { h, put } from "./dom";
+import { breakable, h, put } from "./dom";
 import { age, count, duration, moment, number, numeric, unitOf, withUnit } from "./format";
 import type { Model } from "./model";
 import { stateClass } from "./runs";
@@ -77,7 +77,7 @@ export class Summary {
             "tbody",
             {},
             ...names.slice(0, MOST_METRICS).map((name) =>
-              h("tr", {}, h("th", { scope: "row" }, name), ...columns.flatMap((column) => cells(column.get(name)))),
+              h("tr", {}, h("th", { scope: "row" }, ...breakable(name)), ...columns.flatMap((column) => cells(column.get(name)))),
             ),
           ),
         ),
@@ -117,8 +117,10 @@ export class Summary {
         field("ended", state?.ended_at ? moment(state.ended_at) : ""),
         field("ran for", ran === null ? "" : duration(ran)),
         field("rerun of", state?.rerun_of),
+        state?.subject ? field(`${state.operation} of`, state.subject) : null,
         field("folder", state?.folder),
       ),
+      ...evaluation(details),
       details && details.attempts.length > 1
         ? table(
             ["attempt", "job", "started", "ended", "how", "exit", "step", "why"],
@@ -149,6 +151,30 @@ export class Summary {
         : null,
     );
   }
+}
+
+/** What an evaluation found of the run's model, whoever wrote the report. */
+function evaluation(details: Details | null): (HTMLElement | null)[] {
+  const report = details?.report;
+  if (!report) return [];
+  const figure = (value: number | null): string => (value === null ? "" : number(value));
+  const rows = report.rows.slice(0, MOST_METRICS).map((row) => [
+    row.task,
+    row.filter === "none" ? row.metric : `${row.metric}, ${row.filter}`,
+    figure(row.value),
+    figure(row.stderr),
+    figure(row.samples),
+    figure(row.fewshot),
+  ]);
+  const left = report.rows.length - rows.length;
+  const said = [report.harness, report.ended_at, report.model_digest].filter(Boolean).join(" · ");
+  return [
+    rows.length ? h("h3", { class: "report" }, "Evaluation") : null,
+    rows.length ? h("p", { class: "muted path" }, said) : null,
+    rows.length ? table(["task", "metric", "value", "stderr", "samples", "fewshot"], rows) : null,
+    left > 0 ? h("p", { class: "muted" }, `and ${count(left, "more row")}`) : null,
+    ...report.notices.map((told) => h("p", { class: "notice" }, told)),
+  ];
 }
 
 function table(heads: string[], rows: string[][]): HTMLElement {
