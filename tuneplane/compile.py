@@ -153,7 +153,7 @@ def compile_request(
         chosen = resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
     check_storage(found, cluster)
-    check_reach(found, cluster, inputs)
+    check_reach(found, cluster, inputs, choice[0] if choice else None, request.mounts)
     if cluster.scheduler == "slurm" and request.queues:
         found.attempt(require_sbatch, environ)
     if cluster.scheduler == "local" and request.flags:
