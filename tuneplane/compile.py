@@ -133,9 +133,7 @@ def compile_request(
     outputs = found.attempt(all_outputs, experiment, recipe) if experiment and recipe else None
     composed = _composed(found, lab, request, environ)
     placement = _placed(found, composed, request) if composed else None
-    inputs = Inputs()
-    if recipe and experiment:
-        inputs = _inputs(found, recipe, experiment, request, composed, placement)
+    inputs = _inputs(found, recipe, experiment, request, composed, placement)
     if recipe:
         _check_recipe(found, recipe, request)
     if composed is None:
@@ -295,12 +293,15 @@ def _placed(found: Findings, composed: Composed, request: Request) -> Placement 
 
 def _inputs(
     found: Findings,
-    recipe: Recipe,
-    experiment: Path,
+    recipe: Recipe | None,
+    experiment: Path | None,
     request: Request,
     composed: Composed | None,
     placement: Placement | None,
 ) -> Inputs:
+    """What file and flags say, and what they name is looked at."""
+    if recipe is None or experiment is None:
+        return Inputs()
     names = ("model", "train_data", "validation_data")
     flags = {name: getattr(request, name) for name in names}
     inputs = read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
