@@ -93,6 +93,29 @@ def test_a_data_loaders_spawned_workers_find_the_users_data_set(tmp_path: Path) 
     assert "[([0, 1, 4], ('__mp_main__', '__mp_main__', '__mp_main__'))" in ended.stdout
 
 
+GROUP = """\
+import gc, glob, os, sys, torch, torch.distributed as dist
+def main():
+    dist.init_process_group("gloo", init_method="file://" + os.path.abspath("store"), rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    dist.destroy_process_group()
+main()
+gc.collect()
+names = [open(name).read() for name in glob.glob("/proc/self/task/*/comm")]
+print(any("gloo_runloop" in name for name in names), dist.is_initialized())
+sys.exit(3)
+"""
+
+
+def test_a_destroyed_process_group_is_not_freed_in_the_middle_of_a_program(tmp_path: Path) -> None:
+    """torch 2.13 frees it as the last model that used it goes, and then may wait for ever for its own thread."""
+    write(tmp_path, GROUP)
+    assert run(["s.py"], tmp_path, **quiet(tmp_path)).stdout == "False False\n"
+    bridged = run([*BRIDGE, "s.py"], tmp_path, **quiet(tmp_path))
+    assert (bridged.code, bridged.stdout) == (3, "True False\n")
+
+
 RAISES = """\
 import os, torch.distributed as dist
 dist.init_process_group("gloo")
