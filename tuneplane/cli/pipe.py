@@ -28,6 +28,13 @@ def acts(words: Sequence[str]) -> bool:
     return of_it is None or names[1:] == [] or names[1] in of_it
 
 
+def open_closed() -> None:
+    """Python has no stream where a descriptor was closed (`>&-`): what is said there goes nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123
+
+
 class _Unheard(io.RawIOBase):
     """A descriptor whose reader may go: what is written afterwards goes nowhere."""
 
