@@ -278,6 +278,9 @@ def job_spec(
     user: str = USER,
     hyperparams: Mapping[str, Any] | None = None,
     max_restarts: int = 0,
+    adapter: str = "custom",
+    entrypoint: str = "train.sh",
+    preflight: bool = False,
     **node: Any,
 ) -> JobSpec:
     """The JobSpec of a plain run. `node`: values of its `Node`. Digests of files are filled in by `make_run`."""
@@ -286,9 +289,10 @@ def job_spec(
             run_id, user, "ring", "lab", str(folder), "2026-11-29T12:00:00Z", __version__, commit="c" * 40
         ),
         Spec(
-            recipe=Recipe("custom/custom", "1.0.0", "sha256:" + "1" * 64, "custom"),
+            recipe=Recipe(f"{adapter}/{adapter}", "1.0.0", "sha256:" + "1" * 64, adapter),
             framework=Framework("custom", "user-managed", "custom", observability, url),
-            entrypoint="experiments/ring/train.sh",
+            entrypoint=f"experiments/ring/{entrypoint}",
+            preflight=preflight,
             resources=Resources(profile, profile.partition(":")[0], scheduler, device, nodes, per_node),
             container=container or Container("none"),
             node=Node(

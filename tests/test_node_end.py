@@ -38,6 +38,10 @@ def verdict(nodes: list[dict[str, Any]], srun_code: int, marked: bool = False) -
     return found.code, found.node["rank"] if found.node else None, found.stop_requested, found.for_good
 
 
+def victim(rank: int, at: float) -> dict[str, Any]:
+    return {**node(rank, 1, at), "failure": {"rank": rank, "victim": True}}
+
+
 CASES: dict[str, tuple[list[dict[str, Any]], int, Verdict]] = {
     "all is well": ([node(0, 0), node(1, 0)], 0, (0, None, False, True)),
     "one failed, the other was ended by srun": (
@@ -52,6 +56,13 @@ CASES: dict[str, tuple[list[dict[str, Any]], int, Verdict]] = {
         137,
         (137, 1, False, True),
     ),
+    "ranks only lost the culprit's, which failed later by another clock": (
+        [victim(0, 5), node(1, 1, 12)],
+        1,
+        (1, 1, False, True),
+    ),
+    "ranks lost those of a node that is gone": ([victim(0, 5), node(1, None)], 137, (137, 1, False, False)),
+    "ranks lost each other": ([victim(0, 6), victim(1, 5)], 1, (1, 1, False, True)),
     "stopped from outside": ([node(0, 143, 2, True), node(1, 143, 1, True)], 143, (143, 1, True, False)),
     "saved and ended when told": ([node(0, 0, 1, True), node(1, 0, 1, True)], 0, (0, None, True, False)),
     "an agent was killed, the others were ended": (

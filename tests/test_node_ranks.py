@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tuneplane.node.checkpoints import list_checkpoints, noted_checkpoints
 from tuneplane.node.command import bound_paths
-from tuneplane.node.ranks import launched
+from tuneplane.node.ranks import count_cpus, launched, rank_environment
 from tuneplane.recipes.adapters import Checkpoint, Command, Launch, NodeFacts
 
 
@@ -33,6 +33,17 @@ def test_every_rank_enters_the_bridge_by_a_static_rendezvous_on_node_0() -> None
 def test_any_other_launch_is_left_as_it_is() -> None:
     command = Command(("bash", "train.sh"), "/w", Launch.EACH_NODE)
     assert launched(command, facts(2, 0), "/s/ranks") == command
+
+
+def test_each_rank_has_its_share_of_the_cpus_for_threads_unless_somebody_said_otherwise() -> None:
+    command = Command(("t.py",), "/w", Launch.TORCHRUN)
+    assert rank_environment(command, {}, 8, 96)["OMP_NUM_THREADS"] == "12"
+    assert rank_environment(command, {}, 8, 4)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in rank_environment(command, {"OMP_NUM_THREADS": "3"}, 8, 96)
+    assert rank_environment(Command(("bash", "train.sh"), "/w", Launch.EACH_NODE), {}, 8, 96) == {}
+    here = len(os.sched_getaffinity(0))
+    assert count_cpus({"SLURM_CPUS_ON_NODE": "1"}) == 1
+    assert [count_cpus({"SLURM_CPUS_ON_NODE": told}) for told in ("100000", "", "x", "0")] == [here] * 4
 
 
 def test_checkpoints_are_folders_in_the_order_of_their_numbers_with_what_they_hold(tmp_path: Path) -> None:

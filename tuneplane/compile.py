@@ -15,6 +15,7 @@ from typing import TypeVar
 from tuneplane import __version__, clusterspec
 from tuneplane.capsule import CapsuleInfo, check_capsule
 from tuneplane.compose import Composed, compose, parse_mount
+from tuneplane.data.check import check_inputs
 from tuneplane.findings import Findings
 from tuneplane.images import Choice, ChosenImage, Rules, image_faults, is_local, resolve_image
 from tuneplane.images.progress import Progress, silent
@@ -132,7 +133,9 @@ def compile_request(
     outputs = found.attempt(all_outputs, experiment, recipe) if experiment and recipe else None
     composed = _composed(found, lab, request, environ)
     placement = _placed(found, composed, request) if composed else None
-    inputs = _inputs(found, recipe, experiment, request) if recipe and experiment else Inputs()
+    inputs = Inputs()
+    if recipe and experiment:
+        inputs = _inputs(found, recipe, experiment, request, composed, placement)
     if recipe:
         found.attempt(check_operation, recipe.adapter, "train")
         _check_preflight(found, recipe, request)
@@ -152,7 +155,7 @@ def compile_request(
         chosen = resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
     check_storage(found, cluster)
-    check_reach(found, cluster, inputs)
+    check_reach(found, cluster, inputs, choice[0] if choice else None, request.mounts)
     if cluster.scheduler == "slurm" and request.queues:
         found.attempt(require_sbatch, environ)
     if cluster.scheduler == "local" and request.flags:
@@ -282,10 +285,19 @@ def _placed(found: Findings, composed: Composed, request: Request) -> Placement 
     return found.attempt(place, config.cluster, total, request.nodes, request.gpus_per_node, site=config.site)
 
 
-def _inputs(found: Findings, recipe: Recipe, experiment: Path, request: Request) -> Inputs:
+def _inputs(
+    found: Findings,
+    recipe: Recipe,
+    experiment: Path,
+    request: Request,
+    composed: Composed | None,
+    placement: Placement | None,
+) -> Inputs:
     names = ("model", "train_data", "validation_data")
     flags = {name: getattr(request, name) for name in names}
-    return read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
+    inputs = read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
+    check_inputs(found, recipe, inputs, composed, placement)
+    return inputs
 
 
 def launch_faults(what: str, launch: Launch | None, placement: Placement) -> list[Fault]:

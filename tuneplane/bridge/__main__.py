@@ -5,20 +5,24 @@ Started by torchrun for every rank. Each step is one module's; nothing else is d
 
 from __future__ import annotations
 
+import os
 import sys
 
 from tuneplane.bridge.command import read_command
-from tuneplane.bridge.ending import leave
+from tuneplane.bridge.ending import end, leave_in_the_end
 from tuneplane.bridge.entry import make_main, run_main
 from tuneplane.bridge.preparation import prepare
 
 
 def main() -> None:
-    """Never returns but by SystemExit."""
+    """Returns, or raises what makes Python end with the entry's exit code."""
     command = read_command(sys.argv[1:])
+    process = os.getpid()
+    leave_in_the_end()
     prepare(command)
     make_main(command)
-    leave(*run_main(command))
+    error = run_main(command)
+    end(error, note=os.getpid() == process)  # not of a forked child that ran to its end here
 
 
 if __name__ == "__main__":

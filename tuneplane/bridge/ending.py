@@ -1,12 +1,14 @@
 """The end of a training process: what was raised is shown as Python shows it, then the process surely leaves.
 
-Called by the bridge once the entry has ended. Decision 25 says why it does not leave all of this to Python.
+Called by the bridge before the entry and after it. Decision 25 says why not all of this is left to Python.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import time
 from _signal import SIG_DFL, SIGINT, signal  # type: ignore[import-not-found]
 
 from tuneplane.bridge.errorfile import write_error_file
@@ -14,16 +16,58 @@ from tuneplane.bridge.errorfile import write_error_file
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import Any, NoReturn
+    from typing import Any
 
 FLUSH_S = 10.0
 """How long files that the program left open may take to be flushed, where its threads live on: a disk may hang."""
 
+GONE_S = 0.05
+"""How long a thread that has ended may take to be gone for the kernel too."""
+
 _BRIDGE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
-def without_bridge(error: BaseException) -> BaseException:
-    """`error` with the bridge's own frames taken out of its traceback, and of those of all that led to it."""
+class Ending:
+    """How this process is to end: nothing yet (None), an exit code, or a signal where it is negative."""
+
+    code: int | None = None
+
+
+def leave_in_the_end() -> None:
+    """Have the process leave once all else is done: threads waited for, every other callback of atexit run.
+
+    Called before anything registers one, since they run last in, first out. Where something in Python's own start
+    has, the end is Python's alone: that callback is not to be lost.
+    """
+    if not atexit._ncallbacks():
+        atexit.register(_leave)
+
+
+def end(error: BaseException | None, note: bool) -> None:
+    """End as the entry did: show what it raised, and raise what gives Python's exit code.
+
+    note: write torchelastic's error file, for what its own `@record` writes it for.
+    """
+    Ending.code = 0
+    if error is None:
+        return
+    if isinstance(error, SystemExit):
+        Ending.code = _code_of(error)
+        raise error
+    without_bridge(error)
+    if note and isinstance(error, Exception):
+        write_error_file(error)
+    Ending.code = 1
+    _show(error)
+    if type(error) is KeyboardInterrupt:  # the parent is told by the signal itself
+        Ending.code = -SIGINT
+        sys.excepthook = _shown_already
+        raise KeyboardInterrupt
+    sys.exit(1)
+
+
+def without_bridge(error: BaseException) -> None:
+    """Take the bridge's own frames out of the traceback of `error`, and of those of all that led to it."""
     pending: list[BaseException | None] = [error]
     seen: set[int] = set()
     while pending:
@@ -36,41 +80,24 @@ def without_bridge(error: BaseException) -> BaseException:
         group = getattr(one, "exceptions", None)  # of an exception group
         if isinstance(group, (tuple, list)):
             pending += [member for member in group if isinstance(member, BaseException)]
-    return error
 
 
-def ended_by(error: BaseException, note: bool) -> tuple[int, int | None]:
-    """Show what ended the entry. Exit code, and the signal to die of: Ctrl-C is told to the parent by that.
+def _leave() -> None:
+    """Python's last callback. A process without other threads is left to Python.
 
-    note: write torchelastic's error file, for what its own `@record` writes it for.
+    Where daemon and native threads live on, taking the interpreter to pieces among them may hang for ever: there
+    the process ends without that.
     """
-    if isinstance(error, SystemExit):
-        return _code_of(error), None
-    if note and isinstance(error, Exception):
-        write_error_file(error)
-    code = _show(error)
-    if code is not None:
-        return code, None
-    return 1, SIGINT if type(error) is KeyboardInterrupt else None
-
-
-def leave(code: int, by_signal: int | None) -> NoReturn:
-    """End the process: threads are waited for, callbacks of atexit run, everything written, then it is gone.
-
-    A process without other threads is left to Python. Where daemon and native threads live on, taking the
-    interpreter to pieces among them may hang for ever: there the process ends without that.
-    """
-    if by_signal is None and (sys.flags.inspect or os.environ.get("PYTHONINSPECT")):
-        sys.exit(code)
-    _wait_for_threads()
-    _run_callbacks()
-    if by_signal is not None and _flush_standard():
-        signal(by_signal, SIG_DFL)
-        os.kill(os.getpid(), by_signal)
-    if not _is_alone() and _flush_standard():
-        _flush_files()
-        os._exit(code & 0xFF)
-    sys.exit(code)
+    code = Ending.code
+    if code is None or sys.flags.inspect or os.environ.get("PYTHONINSPECT"):
+        return
+    if _is_alone() or not _flush_standard():
+        return
+    _flush_files()
+    if code < 0:
+        signal(-code, SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
 
 
 def _spliced(traceback: TracebackType | None) -> TracebackType | None:
@@ -88,22 +115,17 @@ def _spliced(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def _code_of(error: SystemExit) -> int:
-    """The exit code that Python takes from it; what is no number it prints, and fails."""
+    """The exit code that Python takes from it, 0 to 255; what is no number it prints, and fails."""
     code: Any = error.code
     if code is None:
         return 0
-    if isinstance(code, int):
-        return code if -(1 << 63) <= code < 1 << 63 else -1
-    if sys.stderr is not None:
-        try:
-            print(code, file=sys.stderr)
-        except Exception:  # Python too goes on without the text
-            return 1
-    return 1
+    if not isinstance(code, int):
+        return 1
+    return code & 0xFF if -(1 << 63) <= code < 1 << 63 else 0xFF
 
 
-def _show(error: BaseException) -> int | None:
-    """Give it to `sys.excepthook`; an exit code where that asks for one by SystemExit."""
+def _show(error: BaseException) -> None:
+    """Give it to `sys.excepthook`, as Python does."""
     last: Any = sys
     last.last_type, last.last_value, last.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
@@ -115,44 +137,31 @@ def _show(error: BaseException) -> int | None:
     try:
         hook(type(error), error, error.__traceback__)
     except SystemExit as asked:
-        return _code_of(asked)
+        Ending.code = _code_of(asked)
+        raise
     except BaseException as failure:
         without_bridge(failure)
         print("Error in sys.excepthook:", file=sys.stderr, flush=True)
         sys.__excepthook__(type(failure), failure, failure.__traceback__)
         print("\nOriginal exception was:", file=sys.stderr, flush=True)
         sys.__excepthook__(type(error), error, error.__traceback__)
-    return None
 
 
-def _wait_for_threads() -> None:
-    """What Python does first: wait for the threads that are no daemons."""
-    threading: Any = sys.modules.get("threading")
-    if threading is None:
-        return
-    try:
-        threading._shutdown()
-    except BaseException as error:  # Ctrl-C, or a handler's SystemExit: the end goes on
-        without_bridge(error)
-        print(f"Exception ignored in: {threading!r}", file=sys.stderr, flush=True)
-        sys.__excepthook__(type(error), error, error.__traceback__)
-
-
-def _run_callbacks() -> None:
-    import atexit
-
-    try:
-        atexit._run_exitfuncs()
-    except BaseException:  # Python 3.9 raises the last failure again; each has been shown
-        return
+def _shown_already(*_: Any) -> None:
+    """Stands in for `sys.excepthook` where that has been called."""
 
 
 def _is_alone() -> bool:
     """Whether no thread is left but this one, native ones counted too."""
+    deadline_s = time.monotonic() + GONE_S
     try:
-        return len(os.listdir("/proc/self/task")) == 1
+        while len(os.listdir("/proc/self/task")) > 1:
+            if time.monotonic() > deadline_s:
+                return False
+            time.sleep(0.001)
     except OSError:
         return False
+    return True
 
 
 def _flush_standard() -> bool:

@@ -12,8 +12,6 @@ import sys
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from importlib.util import MAGIC_NUMBER
 
-from tuneplane.bridge.ending import ended_by, without_bridge
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, ModuleType
@@ -23,7 +21,6 @@ if TYPE_CHECKING:
 
 _PYC_HEADER_BYTES = 16  # PEP 552
 _NO_FILE = 2  # exit code of Python for a script that it cannot open
-_ENTERING_PROCESS = os.getpid()
 
 
 def make_main(command: Command) -> None:
@@ -49,11 +46,8 @@ def make_main(command: Command) -> None:
         sys.path.insert(0, os.path.dirname(os.path.realpath(command.entry)))
 
 
-def run_main(command: Command) -> tuple[int, int | None]:
-    """Run the entry to its end: exit code, and the signal to die of where Python would.
-
-    What it raised is shown as Python shows it, and noted for torchrun.
-    """
+def run_main(command: Command) -> BaseException | None:
+    """Run the entry to its end; what it raised."""
     try:
         if command.is_module:
             _runpy_main(command.entry, True)
@@ -63,8 +57,8 @@ def run_main(command: Command) -> tuple[int, int | None]:
             main = sys.modules["__main__"]
             exec(_code_of_script(main, _absolute(command.entry)), vars(main))
     except BaseException as error:
-        return ended_by(without_bridge(error), note=os.getpid() == _ENTERING_PROCESS)
-    return 0, None
+        return error
+    return None
 
 
 def _runpy_main(name: str, alter_argv: bool) -> None:

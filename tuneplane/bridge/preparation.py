@@ -1,6 +1,7 @@
-"""What is set up in a training process before its entry runs: stack dumps on request, and hooks.
+"""What is set up in a training process before its entry runs: stack dumps on request, hooks, the ranks' check.
 
-Called by the bridge, in every rank. Nothing here may keep training from its start but a hook that is not there.
+Called by the bridge, in every rank. Nothing here may keep training from its start but a hook that is not there,
+and a check that was asked for.
 """
 
 from __future__ import annotations
@@ -28,6 +29,10 @@ def prepare(command: Command) -> None:
     dump_stacks_on_request()
     for name in command.hooks:
         install_hook(name)
+    if command.preflight:
+        from tuneplane.bridge.preflight import run_preflight
+
+        run_preflight()
 
 
 def dump_stacks_on_request() -> None:

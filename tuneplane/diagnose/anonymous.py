@@ -44,6 +44,8 @@ _SECRET_VALUE = re.compile(
     r"(?i)\b((?:\w*(?:token|secret|passw(?:or)?d|api_?key|credential)\w*)\s*[=:]\s*)(?!TOKEN)[^\s,;'\"]+"
 )
 _FRAME = re.compile(r'^(\s*File ")([^"]+)(", line \d+(?:, in .*)?)$')
+_PREFIX = re.compile(r"^(?:\[\w+ ?\d+\]:? ?)+")
+"""Of a rank: torchrun's, torch's, or both."""
 
 
 class Anonymiser:
@@ -148,17 +150,25 @@ def _without_code(evidence: Evidence) -> Evidence:
         replace(log, traces=tuple(replace(t, lines=_bare(t.lines)) for t in log.traces))
         for log in evidence.logs
     )
+    nodes = []
+    for node in evidence.nodes:
+        failure = node.failure
+        if failure is not None and failure.trace is not None:
+            failure = replace(failure, trace=replace(failure.trace, lines=_bare(failure.trace.lines)))
+        nodes.append(replace(node, failure=failure))
     return replace(
-        evidence, logs=tuple(replace(log, tail=_bare(log.tail), head=_bare(log.head)) for log in logs)
+        evidence,
+        nodes=tuple(nodes),
+        logs=tuple(replace(log, tail=_bare(log.tail), head=_bare(log.head)) for log in logs),
     )
 
 
 def _bare(lines: tuple[str, ...]) -> tuple[str, ...]:
     kept: list[str] = []
     for line in lines:
-        before = re.sub(r"^\[\w+ ?\d+\]:? ?", "", kept[-1]) if kept else ""
+        before = _PREFIX.sub("", kept[-1]) if kept else ""
         frame = _FRAME.match(before)
-        own = re.sub(r"^(\[\w+ ?\d+\]:? ?)", "", line)
+        own = _PREFIX.sub("", line)
         hidden = frame and own.startswith("    ") and not PACKAGES.search(frame[2])
         kept.append(line[: len(line) - len(own.lstrip())] + "…" if hidden else line)
     return tuple(kept)

@@ -6,22 +6,13 @@ exception says comes before when it was raised.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from tuneplane.diagnose.evidence import Evidence, Log, Node, RankFailure, Trace
+from tuneplane.node.failure import is_victim_of
 
 LAUNCHERS = ("ChildFailedError", "SignalException", "ProcessExitedException", "CalledProcessError")
 """Exceptions by which a launcher says that one of its ranks has failed."""
-
-_VICTIM = re.compile(
-    r"Connection closed by peer|Connection reset by peer|Broken pipe|ncclRemoteError|remote process exited|"
-    r"connectFullMesh failed|Application timeout caused pair closure|Socket closed|recvValue failed|"
-    r"failed to recv, got 0 bytes|The client socket has (?:timed out|failed)|RendezvousConnectionError|"
-    r"closing signal SIGTERM|Process \d+ got signal: 15|Gloo connect\w* failed|"
-    r"is being torn down due to an exception|another rank|communicator was aborted|NCCL communicator was aborted"
-)
-_VICTIM_KINDS = ("ConnectionResetError", "BrokenPipeError", "EOFError", "KeyboardInterrupt", "SystemExit")
 
 TERM, KILL = 143, 137
 
@@ -52,8 +43,7 @@ class Culprit:
 
 def is_victim(trace: Trace) -> bool:
     """Whether an exception only tells that another rank is gone."""
-    name = trace.kind.rpartition(".")[2]
-    return name in _VICTIM_KINDS or _VICTIM.search(f"{trace.kind}: {trace.message}") is not None
+    return is_victim_of(trace.kind, trace.message)
 
 
 def is_launcher(trace: Trace) -> bool:
@@ -62,16 +52,48 @@ def is_launcher(trace: Trace) -> bool:
 
 
 def culprit(evidence: Evidence) -> Culprit:
-    """The node, rank and traceback to tell first; empty where no node failed by itself."""
+    """The node, rank and traceback to tell first; empty where no node failed by itself.
+
+    What the nodes' agents recorded comes before what is found in logs, where it is no victim's.
+    """
     found = [c for log in evidence.logs for c in _of_log(evidence, log)]
-    if not found:
+    recorded = [c for node in evidence.nodes if (c := _of_record(evidence, node))]
+    own = [c for c in recorded if not c.is_victim]
+    if own:
+        best = min(own, key=_recorded_order)
+    elif found or recorded:
+        # Of equals the one whose node ended first; within a node, as its log has them.
+        best = min(found or recorded, key=lambda c: _order(c, found))
+    else:
         return _of_nodes(evidence)
-    # Of equals the one whose node ended first; within a node, as its log has them.
-    best = min(found, key=lambda c: _order(c, found))
+    found = [best, *(c for c in found if (c.rank, c.host) != (best.rank, best.host))] if own else found
     victims = tuple(_told(c) for c in found if c is not best and c.is_victim)
     return Culprit(
         best.node, best.log, best.trace, best.failure, best.rank, best.ending, victims, best.is_victim
     )
+
+
+def _of_record(evidence: Evidence, node: Node) -> Culprit | None:
+    failure = node.failure
+    if failure is None:
+        return None
+    return Culprit(
+        node,
+        evidence.log(node.rank),
+        failure.trace,
+        None,
+        failure.rank,
+        failure.exitcode if failure.exitcode is not None else node.code,
+        is_victim=failure.victim,
+    )
+
+
+def _recorded_order(one: Culprit) -> float:
+    """By the clocks of the nodes, which are alike for the most part: only exceptions of their own are compared."""
+    failure = one.node.failure if one.node else None
+    at = failure.at if failure else None
+    ended = one.node.ended_at if one.node else None
+    return at if at is not None else ended if ended is not None else float("inf")
 
 
 def _order(one: Culprit, found: list[Culprit]) -> tuple[bool, bool, str, float, int]:

@@ -49,6 +49,47 @@ class RankFailure:
 
 
 @dataclass(frozen=True)
+class Frame:
+    """One frame of a stack."""
+
+    name: str
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where one rank was, by what it wrote on SIGQUIT. frames: the innermost first."""
+
+    rank: int | None
+    frames: tuple[Frame, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """The rank of a node that failed first, by the node's exit record. at: by that node's clock.
+
+    victim: it only lost another rank, or was ended because of one. trace: of its own error file.
+    """
+
+    rank: int
+    at: float | None = None
+    exception: str = ""
+    message: str = ""
+    exitcode: int | None = None
+    victim: bool = False
+    trace: Trace | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What the check before training found wrong, and of which node, where it is one."""
+
+    told: str
+    node: int | None = None
+
+
+@dataclass(frozen=True)
 class Log:
     """What was found in one log. node: the node's number, None for the batch script's own output.
 
@@ -68,6 +109,7 @@ class Log:
     marks: tuple[Mark, ...] = ()
     traces: tuple[Trace, ...] = ()
     failures: tuple[RankFailure, ...] = ()
+    stacks: tuple[Stack, ...] = ()
 
     def mark(self, *names: str) -> Mark | None:
         """The first mark of these names, in the order of the names."""
@@ -90,6 +132,8 @@ class Node:
     ended_at: float | None = None
     beat_age_s: float | None = None
     differences: tuple[str, ...] = ()
+    failure: RankEnd | None = None
+    preflight: Refusal | None = None
 
 
 @dataclass(frozen=True)

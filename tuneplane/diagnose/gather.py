@@ -34,6 +34,7 @@ from tuneplane.diagnose.interpreters import read_interpreters
 from tuneplane.diagnose.logs import SEARCH_S, read_log
 from tuneplane.diagnose.look import read_outputs, read_points, read_space
 from tuneplane.diagnose.processes import read_processes
+from tuneplane.diagnose.rankends import read_rank_end, read_refusal
 from tuneplane.diagnose.silence import QUIET_S, silence_s
 from tuneplane.diagnose.slurmwords import read_slurm
 from tuneplane.kernel.errors import TunePlaneError
@@ -267,6 +268,8 @@ def _nodes(attempt: AttemptFolder, now: float) -> tuple[Node, ...]:
                 ended_at=real(value.get("ended_at")),
                 beat_age_s=beat,
                 differences=tuple(map(str, differences)) if isinstance(differences, list) else (),
+                failure=read_rank_end(value.get("failure")),
+                preflight=read_refusal(value.get("preflight")),
             )
         )
     return tuple(sorted(found, key=lambda node: node.rank))

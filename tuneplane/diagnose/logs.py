@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 from stat import S_ISREG
 
-from tuneplane.diagnose.evidence import Log, Mark, RankFailure, Trace
+from tuneplane.diagnose.evidence import Log, Mark, RankFailure, Stack, Trace
 from tuneplane.diagnose.marks import EVERYWHERE, PATTERNS
+from tuneplane.diagnose.stacks import DUMP, parse_stacks
 from tuneplane.diagnose.traces import cut, parse_failures, parse_traces, plain_line, rank_of
 
 HEAD_BYTES = 2 << 20
@@ -33,6 +34,9 @@ AROUND_BYTES = 192 << 10
 HEAD_LINES, TAIL_LINES = 12, 40
 MOST_TRACES = 24
 """Tracebacks kept of one log: the first ones and the last ones."""
+
+DUMP_BYTES = 4 << 20
+"""Stacks of all threads of all ranks of a node."""
 
 MOST_LINES = 20_000
 """Lines looked at for one pattern in one piece: a word that stands in every line must not cost minutes."""
@@ -76,6 +80,7 @@ class _Search:
         self.marks: dict[str, Mark] = {}
         self.traces: dict[int, Trace] = {}
         self.failures: list[RankFailure] = []
+        self.stacks: tuple[Stack, ...] = ()
 
     def run(self, until: float) -> Log:
         head = self._read(0, self.head_end)
@@ -105,6 +110,7 @@ class _Search:
             marks=tuple(sorted(self.marks.values(), key=lambda mark: mark.first_offset)),
             traces=tuple(traces),
             failures=tuple(self.failures),
+            stacks=self.stacks,
         )
 
     def _read(self, start: int, end: int) -> bytes:
@@ -127,6 +133,11 @@ class _Search:
         place = data.find(EVERYWHERE)
         while place >= 0:
             place = data.find(EVERYWHERE, self._trace_at(data, start, place))
+        dumped = data.find(DUMP)
+        if dumped >= 0:
+            begin = data.rfind(b"\n", 0, dumped) + 1
+            block = data[begin : begin + DUMP_BYTES].split(b"\n")
+            self.stacks = parse_stacks([plain_line(line) for line in block])
         summary = data.rfind(TORCHRUN)
         if summary >= 0:
             begin = data.rfind(b"Failures:", 0, summary)

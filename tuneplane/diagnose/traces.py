@@ -37,9 +37,11 @@ _KIND = re.compile(
 
 
 def rank_of(line: str) -> tuple[int | None, str]:
-    """The rank that a line is prefixed with, and the line without it."""
-    found = RANK_PREFIX.match(line)
-    return (int(found[1]), line[found.end() :]) if found else (None, line)
+    """The rank that a line is prefixed with, and the line without it: torchrun's may stand before torch's own."""
+    rank = None
+    while found := RANK_PREFIX.match(line):
+        rank, line = int(found[1]), line[found.end() :]
+    return rank, line
 
 
 def plain_line(line: bytes) -> str:

@@ -49,6 +49,11 @@ class AttemptFolder:
         return self.path / "fence.json"
 
     @property
+    def hang(self) -> Path:
+        """Made once, by node 0's agent, where nothing was printed or reported for as long as the limit says."""
+        return self.path / "hang.json"
+
+    @property
     def restart(self) -> Path:
         """The intent to start the run again, made once, before anything is done about it."""
         return self.path / "restart.json"

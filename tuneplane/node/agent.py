@@ -5,6 +5,7 @@ Runs on the host (design decision 6), started by srun, or by `local.py` on this 
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 import time
@@ -23,9 +24,11 @@ from tuneplane.node.command import command_line, node_facts, output_folder, star
 from tuneplane.node.early import EARLY_S, explain
 from tuneplane.node.ending import Ending
 from tuneplane.node.environment import Place, job_environment, read_secrets
+from tuneplane.node.failure import read_failure, read_preflight
 from tuneplane.node.fence import Fence
+from tuneplane.node.hang import HangWatch
 from tuneplane.node.process import become_subreaper
-from tuneplane.node.ranks import launched
+from tuneplane.node.ranks import count_cpus, launched, rank_environment
 from tuneplane.node.record import TOLD, NodeRecord, read_record
 from tuneplane.node.sampler import end_sampling, start_sampling
 from tuneplane.node.scratch import (
@@ -37,7 +40,7 @@ from tuneplane.node.scratch import (
 )
 from tuneplane.node.signals import Signals
 from tuneplane.node.start import check_start
-from tuneplane.node.trainer import CannotStart, Ended, Trainer
+from tuneplane.node.trainer import CannotStart, Ended, Trainer, exit_sentence
 from tuneplane.recipes.adapters import compile_command
 from tuneplane.spec import JobSpec
 
@@ -100,6 +103,15 @@ class NodeRun:
             signals,
             environ,
         )
+        self.hang = HangWatch(
+            self.folder,
+            self.attempt,
+            self.given.rank,
+            job.spec.node.hang_limit_s,
+            signals,
+            self.fence.tell_hung,
+            self.fence.told_hung,
+        )
         slurm = job.spec.resources.scheduler == "slurm"
         ending = Ending(job.spec.node.save_s, job.spec.node.stop_grace_s, shared=slurm)
         self.trainer = Trainer(signals, ending, self._ask_to_save, job.spec.node.save_signal)
@@ -143,6 +155,7 @@ class NodeRun:
                 try:
                     started = self._start(log.fileno())
                     ended = self.trainer.wait()
+                    self.hang.stop()
                     self.record.change(
                         state="ending",
                         code=ended.code,
@@ -154,6 +167,7 @@ class NodeRun:
                 finally:
                     end_sampling(self.sampling)
                     self.trainer.end_rest()
+                ended = self._with_failure(ended)
                 self._explain(started, ended, log.fileno())
         return ended
 
@@ -164,10 +178,14 @@ class NodeRun:
         values = job_environment(job, self.given, self.place, self.environ, secrets)
         facts = node_facts(job, self.given, self.place, self.scratch)
         command = compile_command(spec.recipe.adapter, spec.operation, facts)
-        command = launched(command, facts, str(self.scratch.ranks))
+        command = launched(
+            command, facts, str(self.scratch.ranks), ("--preflight",) if spec.preflight else ()
+        )
         for path, text in command.files.items():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(Path(path), text, 0o600)
-        values = {**values, **command.env}
+        own = rank_environment(command, values, self.given.gpus, count_cpus(self.environ))
+        values = {**values, **own, **command.env}
         rank = self.given.rank
         started = start_line(job, values, command, self.scratch, self.attempt, self.environ, rank)
         write_launch(self.scratch.launch, started)
@@ -182,8 +200,29 @@ class NodeRun:
         self.record.change(
             state="running", command=command.argv, command_pid=pid, command_started_at=self.started_at
         )
+        self.hang.start()
         self.sampling = start_sampling(job, values)
         return started
+
+    def _with_failure(self, ended: Ended) -> Ended:
+        """The end with what is known of the ranks: which failed first, and how the check before training went."""
+        ranks_dir, log = self.scratch.ranks, self.attempt.node_log(self.given.rank)
+        checked = read_preflight(ranks_dir, self.given.gpus)
+        if checked:
+            self.record.change(preflight=checked)
+        if not ended.code or self.signals.hung:
+            return ended
+        failed = read_failure(ranks_dir, log, self.given.host, self.given.rank, self.given.gpus)
+        told = ended.told
+        reason = ended.reason
+        if failed is not None:
+            self.record.change(failure=failed.as_dict())
+            told = told and not failed.was_before(self.trainer.told_at)
+            if not told:
+                reason = f"{exit_sentence(ended.code)}: {failed.sentence()}"
+        if checked and not checked["ok"] and not told:
+            reason = f"preflight: {checked['told']}"
+        return dataclasses.replace(ended, told=told, reason=reason)
 
     def _explain(self, started: Launch, ended: Ended, log: int) -> None:
         """Where a command in a container failed at once and reported nothing: what its image has."""

@@ -8,6 +8,9 @@ from __future__ import annotations
 from tuneplane.node.signals import Signals
 from tuneplane.node.silence import FENCE_GRACE_S
 
+DUMP_S = 5.0
+"""Between the signal by which hanging processes say where they are and their end: that must reach the log."""
+
 
 class Ending:
     """Times of TERM and KILL on the monotonic clock; None while nothing is due.
@@ -32,6 +35,8 @@ class Ending:
             self._bring_forward(term=now + self._grace_s / 2, kill=now + self._grace_s)
         if signals.told and (self._shared or signals.at_once) and self._first("at once"):
             self._bring_forward(term=now)
+        if signals.hung and self._first("hung"):
+            self._bring_forward(term=now + DUMP_S, kill=now + DUMP_S + FENCE_GRACE_S)
         if signals.cut and self._first("cut"):
             self._bring_forward(term=now, kill=now + FENCE_GRACE_S)
         return ask

@@ -94,6 +94,14 @@ class Fence:
         """Something was asked of the run: see at once by whom."""
         self._look.set()
 
+    def tell_hung(self) -> None:
+        """Tell the other nodes that the attempt hangs, as long as this one is there. Of node 0."""
+        self._pulse.hung = True
+
+    def told_hung(self) -> bool:
+        """Whether node 0 said so."""
+        return self._pulse.told_hung
+
     def declare(self) -> bool:
         """Note the dead, once for all nodes; whether this node did, and so sees to the attempt's end.
 

@@ -59,7 +59,8 @@ def judge(
     come before all else, since the ranks of the others fail for want of them. srun's own code is the highest
     of all tasks, so a victim's 137 would hide the culprit's 1. A node that failed by itself comes first, the
     earliest of them, and the others were told to end because of it; then one that left no exit record while
-    srun failed; then one that was told to end from outside.
+    srun failed: ranks of others that only lost it did not fail by themselves; then those, where no other is
+    known; then one that was told to end from outside.
     """
     failed = sorted((n for n in nodes if n.get("code")), key=lambda n: float(n.get("ended_at") or 0))
     own = [n for n in failed if not n.get("told_to_stop")]
@@ -69,15 +70,24 @@ def judge(
         silent_s = max(float(n.get("silent_s") or 0) for n in dead)
         told = silence_sentence([str(n.get("host")) for n in dead], silent_s)
         return Outcome(srun_code or ENDED_ELSEWHERE, node, told, False, False)
-    for node in own:
+    victims = [n for n in own if _is_victim(n)]
+    for node in [n for n in own if n not in victims]:
         return Outcome(int(node["code"]), node, node.get("reason"), marked, True, failed_itself=True)
     for node in silent:
         # The others were told to end because of it; whether anybody asked for that first, Slurm knows.
         return Outcome(srun_code, node, NO_RECORD, False, False)
+    for node in victims:
+        return Outcome(int(node["code"]), node, node.get("reason"), marked, True, failed_itself=True)
     for node in failed:
         return Outcome(int(node["code"]), node, node.get("reason"), stopped, False)
     reason = f"srun ended with exit code {srun_code}, and no node failed" if srun_code else None
     return Outcome(srun_code, None, reason, stopped, srun_code == 0 and not stopped)
+
+
+def _is_victim(node: dict[str, Any]) -> bool:
+    """Whether no rank of a node failed but for want of another."""
+    failure = node.get("failure")
+    return isinstance(failure, dict) and failure.get("victim") is True
 
 
 def never_began(nodes: list[dict[str, Any]], hosts: list[str]) -> list[dict[str, Any]]:
@@ -133,6 +143,7 @@ def _end(
         "first_failing_node": outcome.node.get("host") if outcome.node else None,
         "first_failing_rank": outcome.node.get("rank") if outcome.node else None,
         "reason": outcome.reason,
+        **({"failure": outcome.node["failure"]} if outcome.node and outcome.node.get("failure") else {}),
         "stop_requested": outcome.stop_requested,
         "for_good": outcome.for_good,
         **follows,

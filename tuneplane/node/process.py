@@ -92,6 +92,17 @@ def catches(pid: int, number: signal.Signals) -> bool:
     return False
 
 
+def speakers(pids: Iterable[int]) -> list[int]:
+    """Those that say on SIGQUIT where they are: they catch it.
+
+    Where any of them is a rank of torchrun, ranks alone, without what they forked: torchrun itself catches it to
+    end them all.
+    """
+    catching = [pid for pid in pids if catches(pid, signal.SIGQUIT)]
+    ranks = {pid for pid in catching if b"\0LOCAL_RANK=" in b"\0" + environment_of(pid)}
+    return [pid for pid in catching if pid in ranks and parent_of(pid) not in ranks] if ranks else catching
+
+
 def reap() -> tuple[dict[int, int], bool]:
     """Collect every child that has ended: pid → exit code (negative: the signal), and whether any is left."""
     ended: dict[int, int] = {}

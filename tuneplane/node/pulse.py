@@ -71,6 +71,8 @@ class Pulse:
         """Told along: this node ends its attempt."""
         self.told_ending = False
         """Node 0 said that it ends the attempt."""
+        self.hung = self.told_hung = False
+        """The same of an attempt that hangs."""
         self.ended: set[int] = set()
         """Nodes that said that their command has ended by itself: they are silent from then on."""
         self._has_ended = False
@@ -176,7 +178,7 @@ class Pulse:
                     time.sleep(max(0.0, until - time.monotonic()))
 
     def _message(self) -> bytes:
-        state = "ended" if self._has_ended else "ending" if self.ending else "alive"
+        state = "hung" if self.hung else "ended" if self._has_ended else "ending" if self.ending else "alive"
         text = f"tuneplane {self._rank} {state}".encode()
         return self._signature(text) + text
 
@@ -193,6 +195,8 @@ class Pulse:
             silence.hear()
         if rank == "0" and state == "ending":
             self.told_ending = True
+        if rank == "0" and state == "hung":
+            self.told_hung = True
         if state == "ended":
             self.ended = self.ended | {int(rank)}
         return int(rank)

@@ -1,4 +1,4 @@
-"""How torchrun starts a command in every rank, through the bridge. Pure; the agent calls it.
+"""How torchrun starts a command in every rank, through the bridge, and with which variables. The agent calls it.
 
 Static rendezvous: c10d's own elects its host by host names, which differ on some clusters (pytorch#73656).
 """
@@ -6,6 +6,8 @@ Static rendezvous: c10d's own elects its host by host names, which differ on som
 from __future__ import annotations
 
 import dataclasses
+import os
+from collections.abc import Mapping
 
 from tuneplane.recipes.adapters import Command, Launch, NodeFacts
 
@@ -14,6 +16,10 @@ BRIDGE = "tuneplane.bridge"
 
 TORCHRUN = ("python3", "-m", "torch.distributed.run")
 """The image's own, by module: `torchrun` on PATH may be that of another interpreter."""
+
+LINE_PREFIX = "[rank${rank}]: "
+"""Before each line of a rank in the node's log, as torch's own hook writes it; by itself `--tee` would number the
+ranks of each node anew. Source: TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE of torch.distributed.run."""
 
 
 def launched(command: Command, node: NodeFacts, ranks_dir: str, bridge: tuple[str, ...] = ()) -> Command:
@@ -42,3 +48,25 @@ def launched(command: Command, node: NodeFacts, ranks_dir: str, bridge: tuple[st
         *command.argv,
     )
     return dataclasses.replace(command, argv=argv)
+
+
+def rank_environment(command: Command, values: Mapping[str, str], ranks: int, cpus: int) -> dict[str, str]:
+    """What a command that torchrun starts needs besides the job's variables; empty for any other. Pure.
+
+    values: the job's, which are left as they are. cpus: of this node, for its `ranks` together: torchrun would
+    give each rank one thread.
+    """
+    if command.launch is not Launch.TORCHRUN:
+        return {}
+    wanted = {
+        "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": LINE_PREFIX,
+        "OMP_NUM_THREADS": str(max(1, cpus // max(1, ranks))),
+    }
+    return {name: value for name, value in wanted.items() if name not in values}
+
+
+def count_cpus(environ: Mapping[str, str]) -> int:
+    """CPUs that this node's job really has: Slurm's word, and what this process may run on."""
+    told = environ.get("SLURM_CPUS_ON_NODE", "")
+    here = len(os.sched_getaffinity(0))
+    return min(here, int(told)) if told.isdecimal() and int(told) else here

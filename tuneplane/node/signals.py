@@ -1,4 +1,4 @@
-"""What a node agent is told: TERM, INT and HUP end it, USR2 asks to save and end, the fence cuts it off.
+"""What a node agent is told: TERM, INT and HUP end it, USR2 asks to save and end, fence and hang watch end it.
 
 Read in the agent's own loop, never in a handler, so that a signal finds it in no half-done step.
 """
@@ -18,12 +18,12 @@ class Signals:
     """Signals as facts.
 
     told: asked to end. at_once: without time to save. save: asked to save and end. cut: why this node must end
-    its ranks whatever they do; empty where it need not.
+    its ranks whatever they do; empty where it need not. hung: why the attempt counts as hanging; else empty.
     """
 
     def __init__(self) -> None:
         self.told = self.at_once = self.save = False
-        self.cut = ""
+        self.cut = self.hung = ""
         self._read = self._write = -1
 
     def listen(self) -> None:
@@ -50,6 +50,12 @@ class Signals:
         """From another thread: end the ranks, for the first reason that is said."""
         self.cut = self.cut or reason
         self._wake()
+
+    def call_hung(self, reason: str) -> None:
+        """From another thread: the attempt makes no progress; ends it, unless somebody has asked for its end."""
+        if not (self.told or self.save or self.cut or self.hung):
+            self.hung = reason
+            self._wake()
 
     def ask_to_save(self) -> None:
         """From another thread: as USR2 does."""

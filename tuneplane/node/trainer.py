@@ -15,7 +15,15 @@ from typing import Callable
 from tuneplane.containers import Launch
 from tuneplane.kernel.errors import Fault, OperationError
 from tuneplane.node.ending import Ending
-from tuneplane.node.process import catches, descendants, led_by, reap, signal_all, trainers
+from tuneplane.node.process import (
+    catches,
+    descendants,
+    led_by,
+    reap,
+    signal_all,
+    speakers,
+    trainers,
+)
 from tuneplane.node.signals import Signals
 
 LEFTOVER_GRACE_S = 2.0
@@ -32,6 +40,9 @@ TELL_S = 0.2
 
 LOOK_AGAIN_S = 0.5
 """How often the process tree is looked at where no child's end says that it changed."""
+
+HUNG = 124
+"""The exit code of a command that was ended because it hung, as of timeout(1)."""
 
 NOT_EXECUTABLE, NOT_FOUND = 126, 127
 """Exit codes of a command that cannot be started, as of env(1) and shells."""
@@ -69,7 +80,9 @@ class Trainer:
         self._ending = ending
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
-        self._told_to_end = False
+        self._told_to_end = self._asked_where = False
+        self.told_at: float | None = None
+        """When this was first seen to be told to end, seconds since the epoch."""
         self._leader: list[str] = []
 
     def start(self, started: Launch, log: int) -> int:
@@ -99,7 +112,9 @@ class Trainer:
             self._obey()
             now, kill_at = time.monotonic(), self._ending.kill_at
             if kill_at is not None and now - kill_at > KILL_S:
-                return Ended(128 + signal.SIGKILL, True, "the command could not be killed", time.time())
+                hung = self.signals.hung
+                told = f"{hung}, and it could not be killed" if hung else "the command could not be killed"
+                return Ended(HUNG if hung else 128 + signal.SIGKILL, not hung, told, time.time())
             self.signals.wait(self._until_next(now))
             self._reap()
         at = time.time()
@@ -107,6 +122,8 @@ class Trainer:
         deadline = time.monotonic() + TELL_S
         while code > 128 and not self._is_told() and time.monotonic() < deadline:
             self.signals.wait(deadline - time.monotonic())
+        if self.signals.hung:
+            return Ended(HUNG, False, self.signals.hung, at)
         return Ended(code, self._is_told(), self.signals.cut or exit_sentence(code), at)
 
     def end_rest(self) -> None:
@@ -146,6 +163,11 @@ class Trainer:
     def _obey(self) -> None:
         """Do what the signals said, when it is due."""
         now = time.monotonic()
+        if self.told_at is None and (self.signals.told or self.signals.cut):
+            self.told_at = time.time()
+        if self.signals.hung and not self._asked_where:
+            self._asked_where = True
+            signal_all(speakers(self._tree()), signal.SIGQUIT)
         if self._ending.note(self.signals, now):
             self.save()
             if self.save_signal:

@@ -27,8 +27,8 @@ def install() -> None:
 def _patch(module: ModuleType) -> None:
     try:
         trainer: Any = vars(module)["Trainer"]
-        trainer.__init__ = _adding(trainer.__init__)
-        trainer.add_callback = _giving_way(trainer.add_callback)
+        init, add_callback = _adding(trainer.__init__), _giving_way(trainer.add_callback)
+        trainer.__init__, trainer.add_callback = init, add_callback
     except Exception as error:  # a transformers of another shape: it trains without us
         say_hook_failed("transformers", error)
 

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import Finding
 from tuneplane.diagnose.rules import (
+    hang,
     imports,
     memory,
     outside,
     pending,
+    preflight,
     program,
     ranks,
     reporting,
@@ -30,6 +32,8 @@ RULES: tuple[Rule, ...] = (
     *outside.FIRST,
     *pending.WAITS,
     *start.RULES,
+    *hang.RULES,
+    *preflight.RULES,
     *script.RULES,
     *imports.RULES,
     *memory.RULES,
