@@ -80,13 +80,12 @@ def ended(run: Run) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_rank_that_never_comes_is_named_with_its_node(make: Callable[..., Run]) -> None:
-    run = rank_run(
-        make,
-        CHECKS + "if last: time.sleep(600)\npreflight.run_preflight(meet_s=4, answer_s=4)\n",
-        nodes=2,
-        ranks=1,
-    )
-    assert run_nodes(run)[0] == 1
+    program = CHECKS + "if last: time.sleep(600)\npreflight.run_preflight(meet_s=4, answer_s=4)\n"
+    run = rank_run(make, program, nodes=2, ranks=1)
+    agents = start_nodes(run)
+    assert run.finish(agents[0]).returncode == 1
+    agents[1].terminate()  # as Slurm does, once a node has ended
+    run.finish(agents[1])
     said = "rank 1 on n2 (node 1) did not come within 4 s"
     assert ended(run)["reason"] == f"preflight: {said}"
     assert run.log(0).count(f"tuneplane: preflight: {said}") == 1
@@ -108,7 +107,7 @@ def test_a_rank_that_stops_answering_is_named_though_all_others_wait_as_it_does(
     )
     agents = start_nodes(run)
     wait_until(lambda: "stopped answering" in run.log(), "the verdict", 90)
-    stopped = next(line for line in run.log(1).splitlines() if "stops" in line)
+    stopped = next(line for line in run.log(1).splitlines() if line.startswith("[rank1]: stops "))
     os.kill(int(stopped.split()[-1]), signal.SIGKILL)  # on a cluster the other node's end has Slurm do it
     assert [run.finish(agent).returncode for agent in agents] == [1, 1]
     assert ended(run)["reason"] == "preflight: rank 1 on n2 (node 1) stopped answering within 4 s"
