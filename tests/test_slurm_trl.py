@@ -1,4 +1,4 @@
-"""SFT, DPO and GRPO of a tiny model on the real Slurm: two nodes, offline, in containers; export and eval behind."""
+"""SFT, DPO and GRPO of a tiny model on the real Slurm: two nodes, offline, in containers; what follows."""
 
 from __future__ import annotations
 
