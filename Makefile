@@ -33,11 +33,12 @@ testbed: install
 testbed-down:
 	$(TESTBED) down
 
-# The images of tests and demo, and one to train in with torch, without a registry.
-# TRAINER_INDEX=https://download.pytorch.org/whl/cpu gives the smaller torch for nodes without GPUs.
+# The images of tests and demo, and those of the catalog's methods, without a registry of images. What this
+# machine's disk has no room for, or pip no packages, is left out and said. INDEX=https://download.pytorch.org/whl/cpu
+# gives the smaller torch for nodes without GPUs; IMAGES="pytorch trl" makes these alone.
 images: wheel
 	$(TESTBED) image
-	$(TESTBED) trainer-image dist/tuneplane-*.whl $(if $(TRAINER_INDEX),--index $(TRAINER_INDEX))
+	$(TESTBED) catalog-images dist/tuneplane-*.whl $(IMAGES) $(if $(INDEX),--index $(INDEX))
 
 # The page of `tp board`, from its sources by Node.js and npm; nothing else of a checkout needs them.
 board: $(BOARD)/static/app.js
@@ -48,7 +49,7 @@ $(BOARD)/static/app.js: $(shell find $(BOARD)/web -name node_modules -prune -o -
 	npm --prefix $(BOARD)/web run --silent build
 	@touch $@
 
-# What trainer images install.
+# What images install.
 wheel: install board
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist

@@ -75,6 +75,9 @@ def test_an_alias_is_shown_under_the_canonical_name(run: Path) -> None:
 def test_without_canonical_names_nothing_is_renamed(run: Path) -> None:
     write(run, [header(), point(0, 0, {"loss": 1.0, "train/loss": 2.0, "train_loss": 3.0})])
     assert sorted(look(run, metrics=()).series) == ["loss", "train/loss", "train_loss"]
+    with Store(memory=True) as store:  # and what was kept of such a run is good still
+        store.refresh([source_of(run, metrics=())])
+        assert store._ledgers[RUN_ID].reader.state()["of"] == [RUN_ID, TOKEN_SHA256, []]
 
 
 def test_names_are_told_apart_by_case(run: Path) -> None:

@@ -22,6 +22,7 @@ from slurm_lab import SlurmLab
 from testbed_client import Testbed
 
 from tuneplane import __version__, image_check
+from tuneplane.cli import progress
 from tuneplane.cli.image_check import check_command
 from tuneplane.containers.probe import (
     FAIL,
@@ -308,6 +309,7 @@ def test_of_an_image_that_hangs_nothing_goes_on_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(image_check, "START_S", 1.0)
+    monkeypatch.setattr(progress, "QUICK_S", 0.3)
     pid_file = tmp_path / "pid"
     program = tmp_path / "apptainer"
     program.write_text(f"#!/bin/bash\nset -m\nsleep 300 &\necho $! >{pid_file}\necho starting\nwait\n")
@@ -317,6 +319,7 @@ def test_of_an_image_that_hangs_nothing_goes_on_afterwards(
     done = check(image, PATH=f"{tmp_path}:/usr/bin:/bin")
     assert done.return_value == Exit.FAILED
     assert "(exit code 124): starting; it did not answer within 1 s" in done.output
+    assert done.output.count(f"waiting for apptainer to start {image}\n") == 1, "told once, while it waits"
     deadline = time.monotonic() + 10
     while is_alive(int(pid_file.read_text())):
         assert time.monotonic() < deadline, "what the image started is still there"

@@ -51,6 +51,17 @@ def test_custom_without_an_image_is_told_to_give_one(pin):
         choose_image("custom/custom", **{**NOTHING, "pin": pin, "runtime_id": "user-managed"})
 
 
+def test_for_a_method_of_the_catalog_the_runtime_that_the_site_could_name_is_told():
+    with pytest.raises(UsageError) as caught:
+        choose_image("trl/sft", **{**NOTHING, "runtime_id": "trl-1.16", "runtime_images": {"trl-1.15": "/x"}})
+    (fault,) = caught.value.faults
+    assert fault.what == (
+        "--image is required: the catalog pins no image for trl/sft, and this site names none for its runtime"
+        " trl-1.16"
+    )
+    assert "site.runtime_images.trl-1.16" in fault.remedy
+
+
 @pytest.mark.parametrize("flag", ["", "  ", "\n"])
 def test_an_empty_flag_is_a_mistake_not_a_wish_for_the_default(flag):
     with pytest.raises(UsageError, match="the image is empty"):

@@ -88,7 +88,7 @@ def test_a_node_without_the_scratch_folder_is_told_which_setting_it_is(make: Mak
     refused(
         run,
         f"{base_of(run)}: no scratch folder on this node: No such file or directory"
-        " → free space there, or set `scratch` of the cluster profile",
+        " → see that it is there and that you may write to it, or set `scratch` of the cluster profile",
     )
 
 

@@ -63,6 +63,18 @@ def test_a_full_disk_is_still_a_failure(tmp_path: Path, run: MetricRun) -> None:
     assert done.returncode == 1 and "No space left on device" in done.stderr
 
 
+@pytest.mark.parametrize("words", ["methods", "init lab", "job ls"])
+def test_a_standard_output_that_is_closed_is_no_failure(tmp_path: Path, words: str) -> None:
+    done = shell(tmp_path, f"{TP} {words} >&-")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_long_log_is_read_by_its_first_line_alone(tmp_path: Path, run: MetricRun) -> None:
+    run.folder.attempt(0).node_log(0).write_text("a line of the log\n" * 100_000)
+    done = shell(tmp_path, f"{TP} job logs {run.run_id} | head -n 1")
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 1)
+
+
 def test_a_command_that_acts_goes_on_to_its_end(tmp_path: Path) -> None:
     assert shell(tmp_path, f"{TP} init lab | true").returncode == 0
     lab = tmp_path / "lab"

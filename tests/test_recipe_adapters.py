@@ -132,7 +132,7 @@ def test_adapters_travel_alone_in_a_zip_with_the_standard_library(tmp_path: Path
     with zipfile.ZipFile(archive, "w") as kernel:
         kernel.write(package / "__init__.py", "tuneplane/__init__.py")
         kernel.write(package / "recipes/__init__.py", "tuneplane/recipes/__init__.py")
-        for folder in ("kernel", "recipes/adapters"):
+        for folder in ("kernel", "recipes/adapters", "hf_export"):
             for file in (package / folder).glob("*.py"):
                 kernel.write(file, f"tuneplane/{folder}/{file.name}")
     code = (

@@ -365,3 +365,16 @@ def test_secrets_of_the_environment_do_not_reach_the_hparams() -> None:
     secrets = known_secrets({"HF_TOKEN": "hf_abcdefgh", "API_KEY": "short", "HOME": "/root/hf_abcdefgh"})
     shown = plain({"args": {"cmd": "--token hf_abcdefgh"}, "pad_token": "<pad>", "short": "short"}, secrets)
     assert shown == {"args": {"cmd": "--token ***"}, "pad_token": "<pad>", "short": "short"}
+
+
+@pytest.mark.contract("C11")
+def test_reporting_masks_what_submit_takes_for_a_secret() -> None:
+    """One rule of names for both: submit refuses the value in a run's parameters, reporting masks it."""
+    given = {
+        "S3_KEY_ID": "0123456789",
+        "DB_PWD": "pass word!",
+        "MAX_TOKENS": "1048576000",
+        "KEYMAP": "dvorak-de",
+    }
+    shown = plain({"cmd": list(given.values())}, known_secrets(given))
+    assert shown == {"cmd": ["***", "***", "1048576000", "dvorak-de"]}

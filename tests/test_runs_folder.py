@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -175,10 +176,20 @@ def test_a_file_in_the_way_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["alice"]
 
 
-def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EDQUOT, "free space there"),
+        (errno.ENOSPC, "free space there"),
+        (errno.EROFS, "see that it is there and that you may write to it"),
+    ],
+)
+def test_a_failure_in_the_middle_leaves_nothing_and_names_what_helps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
     def fails(self: Path, *more: Any, **options: Any) -> None:
         if self.name == "submissions":
-            raise OSError(122, "Disk quota exceeded", str(self))
+            raise OSError(number, os.strerror(number), str(self))
         mkdir(self, *more, **options)
 
     mkdir = Path.mkdir
@@ -187,9 +198,9 @@ def test_a_failure_in_the_middle_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(OperationError) as caught:
         make(root)
     (fault,) = caught.value.faults
-    assert fault.what == "run folder not made: Disk quota exceeded"
+    assert fault.what == f"run folder not made: {os.strerror(number)}"
     assert fault.where.endswith("/submissions")
-    assert fault.remedy == "free space there, or set `storage_root` of the cluster profile"
+    assert fault.remedy == f"{remedy}, or set `storage_root` of the cluster profile"
     assert not root.exists()
 
 

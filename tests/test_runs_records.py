@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from interpreters import pythons
 from small_disk import run_on_small_disk
 
-from tuneplane.kernel.env import is_secret_name
 from tuneplane.kernel.errors import Fault, OperationError, UsageError, raise_faults
 from tuneplane.kernel.files import json_text, read_json, write_atomic, write_json
 from tuneplane.kernel.process import is_alive, start_ticks
 from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.kernel.secret_names import is_secret_name
 from tuneplane.kernel.submission import Submission, read_submissions, record_submission
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -366,10 +366,10 @@ def test_the_ground_runs_on_every_python_of_compute_nodes(tmp_path: Path) -> Non
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "from pathlib import Path\n"
-        "from tuneplane.kernel import env, errors, files, process, runfolder, submission\n"
+        "from tuneplane.kernel import env, errors, files, process, runfolder, secret_names, submission\n"
         "run = runfolder.RunFolder(Path(sys.argv[2])); run.submissions.mkdir(parents=True)\n"
         "submission.record_submission(run, '7', 'hand'); submission.record_submission(run, '7', 'tp')\n"
-        "print([s.by for s in submission.read_submissions(run)], env.is_secret_name('HF_TOKEN'))\n"
+        "print([s.by for s in submission.read_submissions(run)], secret_names.is_secret_name('HF_TOKEN'))\n"
     )
     for version, python in pythons((3, 9)).items():
         done = subprocess.run(

@@ -170,6 +170,13 @@ def test_storage_that_compute_nodes_do_not_share_is_refused(lab: SlurmLab) -> No
     assert lab.sh(["ls", "/tmp/not-shared"], check=False).returncode != 0
 
 
+def test_folders_that_compute_nodes_do_not_share_are_refused_all_at_once(committed: SlurmLab) -> None:
+    mounts = ["--mount", "/opt:/data", "--mount", "/srv/x:/x:ro"]
+    said = committed.refused(*submit(committed), *mounts, faults=2)
+    for folder in ("/opt", "/srv/x"):
+        assert f"--mount: {folder} is outside what the site calls shared ({committed.bed.shared})" in said
+
+
 LOCKS = {
     "not JSON": ('{"apiVersion": ', ":1", "is not JSON"),
     "another format": (

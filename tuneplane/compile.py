@@ -15,6 +15,7 @@ from typing import TypeVar
 from tuneplane import __version__, clusterspec
 from tuneplane.capsule import CapsuleInfo, check_capsule
 from tuneplane.compose import Composed, compose, parse_mount
+from tuneplane.data.check import check_inputs
 from tuneplane.findings import Findings
 from tuneplane.images import Choice, ChosenImage, Rules, image_faults, is_local, resolve_image
 from tuneplane.images.progress import Progress, silent
@@ -132,11 +133,9 @@ def compile_request(
     outputs = found.attempt(all_outputs, experiment, recipe) if experiment and recipe else None
     composed = _composed(found, lab, request, environ)
     placement = _placed(found, composed, request) if composed else None
-    inputs = _inputs(found, recipe, experiment, request) if recipe and experiment else Inputs()
+    inputs = _inputs(found, recipe, experiment, request, composed, placement)
     if recipe:
-        found.attempt(check_operation, recipe.adapter, "train")
-        _check_preflight(found, recipe, request)
-        _check_observability(found, recipe, request)
+        _check_recipe(found, recipe, request)
     if composed is None:
         _packed(found, lab, request, None)
         _tell_uncomposed(found, request)
@@ -152,7 +151,7 @@ def compile_request(
         chosen = resolved_image(found, choice, composed, request, environ, cache, progress)
     mounts = [parse_mount(text) for text in cluster.mounts]
     check_storage(found, cluster)
-    check_reach(found, cluster, inputs)
+    check_reach(found, cluster, inputs, choice[0] if choice else None, request.mounts)
     if cluster.scheduler == "slurm" and request.queues:
         found.attempt(require_sbatch, environ)
     if cluster.scheduler == "local" and request.flags:
@@ -160,13 +159,7 @@ def compile_request(
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
     secrets = present_secrets(found, site, environ)
     if recipe and placement:
-        found.faults += launch_faults(
-            recipe.id, load_adapter(recipe.adapter).OPERATIONS.get("train"), placement
-        )
-    if entry and placement and recipe and recipe.adapter == "custom":
-        notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
-        if notice:
-            found.notices.append(notice)
+        _check_launch(found, recipe, entry, placement)
     if found.faults or found.refused or found.missing or not (lock and recipe and placement and capsule):
         return None, found
     if choice and chosen is None:
@@ -186,6 +179,22 @@ def compile_request(
     if found.faults:
         return None, found
     return Draft(lab, request, composed, spec, capsule, root, chosen), found
+
+
+def _check_recipe(found: Findings, recipe: Recipe, request: Request) -> None:
+    """What the recipe takes of a submit, whatever the cluster."""
+    found.attempt(check_operation, recipe.adapter, "train")
+    _check_preflight(found, recipe, request)
+    _check_observability(found, recipe, request)
+
+
+def _check_launch(found: Findings, recipe: Recipe, entry: Path | None, placement: Placement) -> None:
+    """Whether the recipe can start on so many nodes, and whether a script of the user's looks as if it could."""
+    launch = load_adapter(recipe.adapter).OPERATIONS.get("train")
+    found.faults += launch_faults(recipe.id, launch, placement)
+    if entry and recipe.adapter == "custom":
+        notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
+        found.notices += [notice] if notice else []
 
 
 def _tell_uncomposed(found: Findings, request: Request) -> None:
@@ -282,10 +291,22 @@ def _placed(found: Findings, composed: Composed, request: Request) -> Placement 
     return found.attempt(place, config.cluster, total, request.nodes, request.gpus_per_node, site=config.site)
 
 
-def _inputs(found: Findings, recipe: Recipe, experiment: Path, request: Request) -> Inputs:
+def _inputs(
+    found: Findings,
+    recipe: Recipe | None,
+    experiment: Path | None,
+    request: Request,
+    composed: Composed | None,
+    placement: Placement | None,
+) -> Inputs:
+    """What file and flags say, and what they name is looked at."""
+    if recipe is None or experiment is None:
+        return Inputs()
     names = ("model", "train_data", "validation_data")
     flags = {name: getattr(request, name) for name in names}
-    return read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
+    inputs = read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)
+    check_inputs(found, recipe, inputs, composed, placement)
+    return inputs
 
 
 def launch_faults(what: str, launch: Launch | None, placement: Placement) -> list[Fault]:

@@ -7,14 +7,17 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tuneplane import __version__
 from tuneplane.containers import NEVER_RUN_HERE, SIF, Container, form_faults, launch
 from tuneplane.containers.probe import FAIL, OK, Answer, Finding, judge, probe_argv, read_answer
+from tuneplane.images.progress import Progress, silent
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.process import members
@@ -24,6 +27,7 @@ from tuneplane.site import ContainerRuntime
 START_S = 300.0
 """How long a large image on a cold filesystem may take to start and to answer."""
 
+LOOK_S = 0.2
 LAST_LINES = 5
 
 ENVIRONMENT = {"LANG": "C.UTF-8", "PYTHONNOUSERSITE": "1", "PYTHONDONTWRITEBYTECODE": "1"}
@@ -58,12 +62,18 @@ def runtime_for(form: str, environ: Mapping[str, str]) -> ContainerRuntime:
 
 
 def check_image(
-    path: str, form: str, runtime: ContainerRuntime, recipe: Recipe | None, environ: Mapping[str, str]
+    path: str,
+    form: str,
+    runtime: ContainerRuntime,
+    recipe: Recipe | None,
+    environ: Mapping[str, str],
+    progress: Progress = silent,
 ) -> Check:
     """Start the image by a profile's runtime on this host and look at it.
 
-    form: SIF or SQUASHFS. recipe: whose packages are wanted; None: of a script of the user's own. Raises
-    UsageError where the runtime cannot start such a file, OperationError where it is not on this host.
+    form: SIF or SQUASHFS. recipe: whose packages are wanted; None: of a script of the user's own. progress: told
+    again and again until the image has answered. Raises UsageError where the runtime cannot start such a file,
+    OperationError where it is not on this host.
     """
     faults = form_faults(runtime.runtime, form, path, "IMAGE")
     if faults:
@@ -74,7 +84,7 @@ def check_image(
     if shutil.which(starter.binary or starter.runtime, path=environ.get("PATH")) is None:
         raise _nothing_here(starter.binary or starter.runtime)
     requirements = recipe.runtime.requirements if recipe else ()
-    said, code = _start(path, starter, _names(requirements), environ)
+    said, code = _start(path, starter, _names(requirements), environ, progress)
     answer = read_answer(said)
     if answer is None:
         return Check(runtime.runtime, starter.runtime, [_not_started(said, code)])
@@ -116,7 +126,11 @@ def _names(requirements: Sequence[str]) -> list[str]:
 
 
 def _start(
-    path: str, runtime: ContainerRuntime, packages: Sequence[str], environ: Mapping[str, str]
+    path: str,
+    runtime: ContainerRuntime,
+    packages: Sequence[str],
+    environ: Mapping[str, str],
+    progress: Progress,
 ) -> tuple[str, int]:
     """What the container printed, and its exit code."""
     with tempfile.TemporaryDirectory(prefix="tuneplane-check-") as folder:
@@ -150,10 +164,9 @@ def _start(
             what = f"{started.argv[0]} cannot be started: {error.strerror}"
             raise OperationError(Fault(what, "cluster.container.binary")) from None
         try:
-            said, _ = process.communicate(timeout=START_S)
-        except subprocess.TimeoutExpired as late:
-            text = (late.stdout or b"").decode("utf-8", "replace")
-            return f"{text}\nit did not answer within {START_S:.0f} s", 124
+            said, late = _wait(process, partial(progress, f"waiting for {runtime.runtime} to start {path}"))
+            if late:
+                return f"{said}\nit did not answer within {START_S:.0f} s", 124
         finally:
             # Of an image that hangs, or that the user has no patience with, nothing is to go on.
             # By the session: what serves the image's files has a process group of its own.
@@ -161,7 +174,20 @@ def _start(
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.wait()
-        return said.decode("utf-8", "replace"), process.returncode
+        return said, process.returncode
+
+
+def _wait(process: subprocess.Popen[bytes], tell: Callable[[], None]) -> tuple[str, bool]:
+    """What a process printed until its end, and whether that did not come within START_S."""
+    until = time.monotonic() + START_S
+    said = b""
+    while time.monotonic() < until:
+        try:
+            return process.communicate(timeout=LOOK_S)[0].decode("utf-8", "replace"), False
+        except subprocess.TimeoutExpired as early:
+            said = early.stdout or b""
+        tell()
+    return said.decode("utf-8", "replace"), True
 
 
 def _not_started(said: str, code: int) -> Finding:

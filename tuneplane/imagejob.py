@@ -18,8 +18,8 @@ from typing import IO, Any
 
 from tuneplane.images.place import Made
 from tuneplane.images.progress import Progress
-from tuneplane.kernel.env import is_secret_name
 from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.kernel.secret_names import is_secret_name
 from tuneplane.launch.slurm_commands import slurm_environment
 
 LOOK_S = 0.2

@@ -29,6 +29,7 @@ from tuneplane.frozen import (
     read_frozen,
 )
 from tuneplane.images import Choice, ChosenImage, image_faults
+from tuneplane.images.choice import FLAG
 from tuneplane.images.progress import Progress, silent
 from tuneplane.inputs import Inputs
 from tuneplane.kernel.errors import Fault, OperationError, TunePlaneError, UsageError
@@ -213,7 +214,8 @@ def plan_on(
     if placement is not None:
         found.faults += launch_faults(f"tp {asked.operation}", launch, placement)
     check_storage(found, cluster)
-    check_reach(found, cluster, Inputs(bindings=bindings))
+    image_asked = Choice(asked.image, FLAG) if asked.image else None
+    check_reach(found, cluster, Inputs(bindings=bindings), image_asked)
     if cluster.scheduler == "slurm":
         found.attempt(require_sbatch, environ)
     secrets = present_secrets(Findings(), site, environ)

@@ -6,6 +6,7 @@ Compile calls it; nothing is asked of Slurm or of a node.
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from tuneplane.compose import parse_mount
@@ -14,6 +15,8 @@ from tuneplane.containers import Mount as Bind
 from tuneplane.containers import faults as container_faults
 from tuneplane.containers import form_faults
 from tuneplane.findings import Findings
+from tuneplane.images import Choice, is_local
+from tuneplane.images.choice import FLAG
 from tuneplane.images.local import ImageFile, inspect
 from tuneplane.inputs import Inputs, flag_of
 from tuneplane.kernel.errors import Fault, OperationError
@@ -28,30 +31,42 @@ def check_storage(found: Findings, cluster: Cluster) -> None:
         what = f"scratch folder {cluster.scratch} cannot be written"
         where = f"profile {cluster.name}, scratch"
         found.refused.append(OperationError(Fault(what, where, "choose another folder of this machine")))
-    root = Path(os.path.realpath(Path(cluster.storage_root).expanduser()))
-    if cluster.scheduler != "slurm" or not cluster.shared:
-        return
-    shared = [Path(os.path.realpath(path)) for path in cluster.shared]
-    if not any(root.is_relative_to(path) for path in shared):
-        found.faults.append(
-            Fault(
-                f"storage root {root} is outside what the site calls shared ({', '.join(map(str, shared))}): "
-                "compute nodes would not reach the run's folder",
-                f"profile {cluster.name}, storage_root",
-                "choose one below a shared folder",
+    outside = cluster.outside_shared(Path(cluster.storage_root).expanduser())
+    if outside:
+        what = f"storage root {outside}: compute nodes would not reach the run's folder"
+        where = f"profile {cluster.name}, storage_root"
+        found.faults.append(Fault(what, where, "choose one below a shared folder"))
+
+
+def check_reach(
+    found: Findings,
+    cluster: Cluster,
+    inputs: Inputs,
+    image: Choice | None = None,
+    mounts: Collection[str] = (),
+) -> None:
+    """What a user named for the run must lie where compute nodes see it: data, model, image, mounted folders.
+
+    mounts: those of `--mount`. What a site or a profile mounts or sets as image is its own to know, and so is what
+    lies below such a mount; the scratch folder is on each node's own disk and may be mounted from there.
+    """
+    mounted = {text: parse_mount(text) for text in cluster.mounts}
+    known = [mount.source for text, mount in mounted.items() if text not in mounts]
+    seen = [*known, *(mount.target for mount in mounted.values())]
+    paths = [(value, flag_of(name), seen) for name, value in inputs.bindings.items() if value.startswith("/")]
+    local = [*known, cluster.scratch]
+    paths += [(mount.source, "--mount", local) for text, mount in mounted.items() if text in mounts]
+    if image and image.source == FLAG and is_local(image.image):
+        paths.append((str(Path.cwd() / Path(image.image).expanduser()), FLAG, known))
+    for path, where, apart in paths:
+        outside = cluster.outside_shared(Path(path))
+        if outside and not any(Path(path).is_relative_to(folder) for folder in apart):
+            own = (
+                "; what each node has by itself, the profile mounts: cluster.mounts"
+                if where == "--mount"
+                else ""
             )
-        )
-
-
-def check_reach(found: Findings, cluster: Cluster, inputs: Inputs) -> None:
-    """What the run reads must lie where compute nodes see it."""
-    if cluster.scheduler != "slurm" or not cluster.shared:
-        return
-    seen = [*cluster.shared, *(parse_mount(text).target for text in cluster.mounts)]
-    for name, value in inputs.bindings.items():
-        if value.startswith("/") and not any(Path(value).is_relative_to(path) for path in seen):
-            what = f"{value} is outside what the site calls shared ({', '.join(cluster.shared)})"
-            found.faults.append(Fault(what, flag_of(name), "copy it below a shared folder"))
+            found.faults.append(Fault(outside, where, f"copy it below a shared folder{own}"))
 
 
 def check_start(found: Findings, spec: Spec, root: Path) -> None:

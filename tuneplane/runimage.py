@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -66,8 +65,11 @@ def image_place(config: Config, user: str, environ: Mapping[str, str], *, here: 
                 "name a profile with a container runtime",
             )
         )
-    if site.image_cache is not None:
-        _check_reach(Path(site.image_cache), cluster)
+    outside = cluster.outside_shared(Path(site.image_cache)) if site.image_cache is not None else ""
+    if outside:
+        what = f"site.image_cache {outside}: compute nodes would not reach images there"
+        remedy = "have the administrators choose a folder below one of them"
+        raise UsageError(Fault(what, f"profile {cluster.name}", remedy))
     by_job = cluster.scheduler == "slurm" and bool(site.image_job) and not here
     runtime = cluster.container.runtime
     program = "enroot" if runtime == "pyxis" else cluster.container.binary or runtime  # pyxis' own is srun
@@ -106,17 +108,3 @@ def image_folders(site: Site, cluster: Cluster) -> list[ImageFolder]:
     """The site's folder of images, where it has one, then the user's own."""
     shared = [ImageFolder(Path(site.image_cache), is_shared=True)] if site.image_cache else []
     return [*shared, ImageFolder(Path(cluster.storage_root).expanduser() / "images")]
-
-
-def _check_reach(folder: Path, cluster: Cluster) -> None:
-    real = Path(os.path.realpath(folder))
-    seen = [Path(os.path.realpath(path)) for path in cluster.shared]
-    if cluster.scheduler == "slurm" and seen and not any(real.is_relative_to(path) for path in seen):
-        raise UsageError(
-            Fault(
-                f"site.image_cache {real} is outside what the site calls shared ({', '.join(map(str, seen))}): "
-                "compute nodes would not reach images there",
-                f"profile {cluster.name}",
-                "have the administrators choose a folder below one of them",
-            )
-        )

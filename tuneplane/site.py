@@ -6,7 +6,9 @@ Field comments are the reference that `docs/site.md` explains key by key.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass
@@ -108,6 +110,15 @@ class Cluster:
     reporting: bool = True  # bind ingest (TUNEPLANE_JOB_ENABLED)
     slurm: Slurm = field(default_factory=Slurm)
     container: ContainerRuntime = field(default_factory=ContainerRuntime)
+
+    def outside_shared(self, path: Path) -> str:
+        """That compute nodes do not see a path of this host, and what they see; empty where they may."""
+        if self.scheduler != "slurm" or not self.shared:
+            return ""
+        real, *shared = (Path(os.path.realpath(each)) for each in [str(path), *self.shared])
+        if any(real.is_relative_to(folder) for folder in shared):
+            return ""
+        return f"{real} is outside what the site calls shared ({', '.join(map(str, shared))})"
 
 
 @dataclass

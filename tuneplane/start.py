@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from tuneplane.compose import compose
 from tuneplane.kernel import env
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
-from tuneplane.kernel.files import write_atomic
+from tuneplane.kernel.files import room_or_right, write_atomic
 from tuneplane.kernel.runfolder import RunFolder
 from tuneplane.kernel.submission import read_submissions, record_submission
 from tuneplane.launch.inflight import check_in_flight
@@ -261,11 +261,13 @@ def _taken_back(run: RunFolder, job_id: str, error: OSError) -> OperationError:
     try:
         run_slurm(["scancel", job_id])
     except OperationError:
-        return OperationError(Fault(what, str(run.submissions), f"free space, then: scancel {job_id}"))
+        return OperationError(
+            Fault(what, str(run.submissions), f"{room_or_right(error)}, then: scancel {job_id}")
+        )
     return OperationError(
         Fault(
             f"{what}; it was cancelled",
             str(run.submissions),
-            f"free space, then: tp submit --run {run.run_id}",
+            f"{room_or_right(error)}, then: tp submit --run {run.run_id}",
         )
     )

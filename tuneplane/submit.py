@@ -17,11 +17,11 @@ from tuneplane.capsule.kernel import kernel_application
 from tuneplane.compile import Draft, Request, compile_request
 from tuneplane.findings import Findings
 from tuneplane.images.progress import Progress, silent
-from tuneplane.kernel import env
 from tuneplane.kernel.digests import sha256_bytes
 from tuneplane.kernel.errors import Fault, OperationError, UsageError
 from tuneplane.kernel.files import write_atomic
 from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.kernel.secret_names import SHORTEST_SECRET, is_secret_name
 from tuneplane.lab.marker import Lab
 from tuneplane.launch.render import script_of
 from tuneplane.recipes.catalog import Catalog
@@ -30,9 +30,6 @@ from tuneplane.runs.index import current_user, remember_root
 from tuneplane.runs.token import run_token, token_digest
 from tuneplane.spec import Image, JobSpec, Spec, dump, read
 from tuneplane.start import Submitted, check_room, hand_over, write_secrets
-
-SHORTEST_SECRET = 8
-"""A shorter value is no secret worth looking for: it would be found in ordinary text."""
 
 
 def examine(
@@ -173,7 +170,7 @@ def refuse_secrets_in(job: JobSpec, named: Iterable[str], environ: Mapping[str, 
     named: the site's list. Raises UsageError.
     """
     text = dump(job)
-    names = {name for name in environ if env.is_secret_name(name)} | set(named)
+    names = {name for name in environ if is_secret_name(name)} | set(named)
     leaked = sorted(name for name in names if _stands_in(text, environ.get(name, "")))
     if leaked:
         raise UsageError(

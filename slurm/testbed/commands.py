@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import catalog
 import cluster
 import hosts
 import images
@@ -33,10 +34,10 @@ def say(text: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(layout: Layout) -> Iterator[None]:
+def locked(layout: Layout, name: str = "lock") -> Iterator[None]:
     """One command at a time changes a testbed or the cache; others wait."""
     layout.cache.mkdir(parents=True, exist_ok=True)
-    with (layout.cache / "lock").open("w") as handle:
+    with (layout.cache / name).open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
 
@@ -128,15 +129,30 @@ def build_parser() -> argparse.ArgumentParser:
     change.add_argument("changes", nargs="+", metavar="KEY=VALUE")
     commands.add_parser("reset", help="bring the default slurm.conf back, and accounting on")
     commands.add_parser("image", help="build the images of the tests; prints the minimal one's path")
-    trainer = commands.add_parser("trainer-image", help="build containers/trainer; prints its path")
-    trainer.add_argument("wheel", type=Path, help="this project's wheel, of `make wheel`")
-    trainer.add_argument(
-        "--index", default="", help="where pip finds torch; pip's own configuration if absent"
-    )
+    methods = commands.add_parser("catalog-images", help="build containers/catalog; prints a line for each")
+    methods.add_argument("wheel", type=Path, help="this project's wheel, of `make wheel`")
+    methods.add_argument("names", nargs="*", metavar="NAME", help="of " + ", ".join(catalog.NAMES) + " (all)")
+    methods.add_argument("--index", default="", help="where pip looks for torch beside where it looks anyway")
     commands.add_parser(
         "install-tp", help="install this checkout's wheel for the users; prints the path of tp"
     )
     return parser
+
+
+def build_catalog(layout: Layout, arguments: argparse.Namespace) -> None:
+    """Minutes: with a lock of its own, so that other testbeds on this machine go on."""
+    names = arguments.names or catalog.NAMES
+    unknown = set(names) - {*catalog.NAMES}
+    if unknown:
+        raise TestbedError(f"no image {', '.join(sorted(unknown))}: there are {', '.join(catalog.NAMES)}")
+    with locked(layout, "catalog-lock"):
+        with locked(layout):
+            base = catalog.write_base(layout)
+        try:
+            for line in catalog.build_all(layout, base, names, arguments.wheel, arguments.index):
+                print(line, flush=True)
+        finally:
+            shutil.rmtree(base.parent, ignore_errors=True)
 
 
 def run(layout: Layout, arguments: argparse.Namespace) -> int:
@@ -157,6 +173,9 @@ def run(layout: Layout, arguments: argparse.Namespace) -> int:
         text, whole = cluster.describe(layout)
         print(text)
         return 0 if whole else 1
+    elif command == "catalog-images":
+        build_catalog(layout, arguments)
+        return 0
     with locked(layout):
         started = time.monotonic()
         if command == "up":
@@ -178,8 +197,6 @@ def run(layout: Layout, arguments: argparse.Namespace) -> int:
             cluster.reset(layout)
         elif command == "image":
             print(images.install_images(layout))
-        elif command == "trainer-image":
-            print(images.build_trainer(layout, arguments.wheel, arguments.index))
         elif command == "install-tp":
             print(wheel.install_tp(layout))
     return 0

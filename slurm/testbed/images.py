@@ -10,7 +10,7 @@ import hashlib
 import re
 import shutil
 import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import apptainer
@@ -18,14 +18,12 @@ import packages
 from layout import CHECKOUT, Layout, TestbedError
 
 DEFINITIONS = CHECKOUT / "containers" / "minimal"
-TRAINER = CHECKOUT / "containers" / "trainer"
 #: Raised when the way of building changes, so that images built the older way are not taken.
 RECIPE = 3
 INCLUDED = ("python3",)
 #: Within a tenth of the default level's size at a sixth of its time.
 COMPRESSION = "-comp gzip -Xcompression-level 3"
 BUILD_TIMEOUT_S = 300
-TRAINER_TIMEOUT_S = 1800
 NAMES = ("minimal.sif", "minimal-env.sif")
 
 
@@ -79,15 +77,15 @@ def build_images(layout: Layout) -> Path:
     return built
 
 
-def write_rootfs(layout: Layout, root: Path, folder: Path) -> None:
-    """Make Debian's smallest system with Python in ``folder``, as minimal.def would.
+def write_rootfs(layout: Layout, root: Path, folder: Path, included: Sequence[str] = INCLUDED) -> None:
+    """Make Debian's smallest system with ``included`` in ``folder``, as minimal.def would.
 
     Packages are unpacked and not configured, which takes a tenth of debootstrap's time; what their maintainer
     scripts would add and a trainer can miss follows here.
     """
     apt = packages.Apt(layout.cache / "apt" / "image", [s.line() for s in packages.read_sources()], "")
     folder.mkdir()
-    packages.unpack(apt.download("?essential", *INCLUDED), folder)
+    packages.unpack(apt.download("?essential", *included), folder)
     shutil.rmtree(apt.folder)
     for name in ("bin", "sbin", "lib", "lib64"):
         if (folder / "usr" / name).exists():
@@ -99,57 +97,6 @@ def write_rootfs(layout: Layout, root: Path, folder: Path) -> None:
     script = "ln -s mawk /usr/bin/awk; ln -s which.debianutils /usr/bin/which; ldconfig;"
     script += " python3 -m compileall -q -x /test/ /usr/lib/python3*"
     run_build(layout, root, ["chroot", str(folder), "/bin/sh", "-e", "-c", script], BUILD_TIMEOUT_S)
-
-
-def build_trainer(layout: Layout, wheel: Path, index: str) -> Path:
-    """`trainer.sif` in the shared folder, built anew: what trainer.def has, without a registry; the image's path.
-
-    Packages come from pip's own index, or from ``index``; ``wheel`` is this project's.
-    """
-    root = packages.read_layers(layout)
-    text = (TRAINER / "trainer.def").read_text(encoding="utf-8")
-    work = layout.cache / "images" / "trainer-work"
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    folder = work / "rootfs"
-    write_rootfs(layout, root, folder)
-    make_venv = "python3 -m venv --without-pip /opt/trainer"
-    run_build(layout, root, ["chroot", str(folder), "/bin/sh", "-e", "-c", make_venv], BUILD_TIMEOUT_S)
-    (site,) = (folder / "opt/trainer/lib").glob("python3.*/site-packages")
-    if site.parent.name != f"python3.{sys.version_info.minor}":
-        raise TestbedError(f"the image has {site.parent.name}: start the testbed by that Python")
-    pip = [str(CHECKOUT / ".venv/bin/pip"), "install", "--quiet", "--no-cache-dir", "--target", str(site)]
-    wanted = [*(["--index-url", index] if index else []), "--requirement", str(TRAINER / "requirements.txt")]
-    for words in (wanted, ["--no-deps", str(wheel)]):
-        done = subprocess.run([*pip, *words], capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise TestbedError(f"pip failed:\n{done.stderr[-2000:]}")
-    move_commands(site / "bin", folder / "opt/trainer/bin")
-    definition = work / "trainer.def"
-    text = re.sub(r"(?ms)^%(?:arguments|files)\n.*?(?=^%|\Z)", "", local_definition(text, folder))
-    definition.write_text(text, encoding="utf-8")
-    program = str(apptainer.read_apptainer(layout, root))
-    command = [program, "build", "--mksquashfs-args", COMPRESSION, str(work / "trainer.sif"), str(definition)]
-    run_build(layout, root, command, TRAINER_TIMEOUT_S)
-    layout.images.mkdir(parents=True, exist_ok=True)
-    target = layout.images / "trainer.sif"
-    shutil.copy2(work / "trainer.sif", target.with_name(".trainer.sif.new"))
-    target.with_name(".trainer.sif.new").chmod(0o755)
-    target.with_name(".trainer.sif.new").replace(target)
-    shutil.rmtree(work)
-    return target
-
-
-def move_commands(source: Path, target: Path) -> None:
-    """Put what pip installed as commands (torchrun) where a venv has them, started by the venv's own Python."""
-    for path in sorted(source.iterdir()):
-        lines = path.read_bytes().split(b"\n", 1)
-        if lines[0].startswith(b"#!") and b"python" in lines[0]:
-            path.write_bytes(b"#!/opt/trainer/bin/python3\n" + lines[1])
-        path.chmod(0o755)
-        if not (target / path.name).exists():
-            shutil.move(path, target / path.name)
-    shutil.rmtree(source)
 
 
 def section(text: str, name: str) -> str:

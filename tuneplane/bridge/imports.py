@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
     """Call `then(module)` once, as soon as the module `name` has run. `then` must not raise."""
     module = sys.modules.get(name)
+    watching = [finder for finder in sys.meta_path if isinstance(finder, _Watch) and finder.name == name]
     if module is not None:
         then(module)
+    elif watching:  # one a name: two would look for the module through each other without end
+        watching[0].then.append(then)
     else:
         sys.meta_path.insert(0, _Watch(name, then))
 
@@ -28,13 +31,13 @@ class _Watch:
     """A finder that finds what the others find, and has its loader tell when the module has run."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
+        self.name = name
+        self.then = [then]
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != self._name:
+        if name != self.name:
             return None
         for finder in list(sys.meta_path):
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -52,10 +55,11 @@ class _Watch:
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            if module.__name__ == self._name:
+            if module.__name__ == self.name:
                 loader.__dict__.pop("exec_module", None)
                 if self in sys.meta_path:
                     sys.meta_path.remove(self)
-                self._then(module)
+                for then in self.then:
+                    then(module)
 
         loader.exec_module = exec_module

@@ -18,6 +18,7 @@ from typing import Protocol
 from tuneplane.capsule.tree import Member
 from tuneplane.kernel.digests import Entry, printable
 from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.kernel.files import room_or_right
 from tuneplane.lab.git import LabState, read_blobs
 
 _CHUNK_BYTES = 1 << 20
@@ -92,7 +93,7 @@ def write_archive_file(
             Fault(
                 f"the capsule cannot be written ({error.strerror})",
                 str(destination),
-                "free space there, or check quota and permissions of the storage root",
+                room_or_right(error),
             )
         ) from error
     return written

@@ -25,6 +25,7 @@ KERNEL_PARTS = (
     "node",
     "containers",
     "bridge",
+    "hf_export",
     "evalkit",
     "recipes/__init__.py",
     "recipes/adapters",

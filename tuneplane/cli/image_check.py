@@ -37,7 +37,7 @@ def check_command(image: str, profile: str | None, method: str | None, as_json: 
     if isinstance(file, list):
         raise UsageError(*file)
     runtime = composed.config.cluster.container if composed else runtime_for(file.format, os.environ)
-    check = check_image(file.path, file.format, runtime, recipe, os.environ)
+    check = check_image(file.path, file.format, runtime, recipe, os.environ, image_progress())
     if as_json:
         show_json(
             {

@@ -10,7 +10,7 @@ import sys
 import click
 
 from tuneplane import __version__
-from tuneplane.cli.pipe import acts, fall_silent, is_unread, speak_on
+from tuneplane.cli.pipe import acts, fall_silent, is_unread, open_closed, speak_on
 from tuneplane.kernel.errors import Exit, TunePlaneError
 
 COMMANDS = {
@@ -68,6 +68,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = sys.argv[1:] if arguments is None else arguments
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _leave)
+    open_closed()
     if acts(given):
         speak_on()
     debug = "--debug" in given or bool(os.environ.get("TUNEPLANE_DEBUG"))

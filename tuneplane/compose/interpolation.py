@@ -14,8 +14,8 @@ from typing import Any
 from tuneplane.compose.document import Document
 from tuneplane.compose.schema import Key, dotted, from_value, kind_of
 from tuneplane.compose.tree import Statement, Tree
-from tuneplane.kernel.env import is_secret_name
 from tuneplane.kernel.errors import Fault
+from tuneplane.kernel.secret_names import is_secret_name
 
 SECRET_REMEDY = "list the name in site.secrets: its value then reaches the job by a file of mode 0600 alone"
 

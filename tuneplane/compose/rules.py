@@ -12,8 +12,9 @@ from typing import Any
 
 from tuneplane.compose.mounts import parse_mount
 from tuneplane.images.reference import parse_registry
-from tuneplane.kernel.env import HARDWARE_BRIDGE, MONITOR_INTERVAL, RESERVED, is_secret_name
+from tuneplane.kernel.env import HARDWARE_BRIDGE, MONITOR_INTERVAL, RESERVED
 from tuneplane.kernel.errors import UsageError
+from tuneplane.kernel.secret_names import is_secret_name
 from tuneplane.slurmforms import MEMORY_FORMS, TIME_FORMS, memory_mib, time_s
 
 Rule = Callable[[Any], "str | None"]

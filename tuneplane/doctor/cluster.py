@@ -201,12 +201,10 @@ def look_at_storage(cluster: Cluster) -> list[Check]:
 
 
 def _shared(root: Path, there: Path, cluster: Cluster) -> Check:
-    real = Path(os.path.realpath(root))
-    folders = [Path(os.path.realpath(folder)) for folder in cluster.shared]
-    if folders and not any(real.is_relative_to(folder) for folder in folders):
-        what = f"{root} is outside what the site calls shared ({', '.join(cluster.shared)})"
-        return Check(SHARED, FAIL, what, "set `storage_root` below one of these")
-    if folders:
+    outside = cluster.outside_shared(root)
+    if outside:
+        return Check(SHARED, FAIL, outside, "set `storage_root` below one of these")
+    if cluster.shared:
         return Check(SHARED, OK, f"below {', '.join(cluster.shared)}, which the site calls shared")
     if is_shared(str(there)):
         return Check(SHARED, OK, "a network file system; that nodes mount it, --deep finds out")

@@ -17,7 +17,7 @@ from shutil import rmtree
 from tuneplane.discover.check import job_of
 from tuneplane.doctor.check import FAIL, OK, WARN, Check
 from tuneplane.kernel.errors import OperationError, TunePlaneError
-from tuneplane.kernel.files import write_atomic
+from tuneplane.kernel.files import room_or_right, write_atomic
 from tuneplane.launch.slurm import SlurmLauncher
 from tuneplane.launch.slurm_commands import FINAL, query_queue, run_slurm, submit_script
 from tuneplane.profile import place
@@ -57,7 +57,7 @@ def look_at_node(config: Config, image: str | None, wait_s: float = WAIT_S) -> l
     except TunePlaneError as error:
         return [Check("node job", FAIL, fault.what, fault.remedy) for fault in error.faults]
     except OSError as error:
-        return [Check("storage", FAIL, f"{error.filename}: {error.strerror}", "free space there")]
+        return [Check("storage", FAIL, f"{error.filename}: {error.strerror}", room_or_right(error))]
     finally:
         rmtree(folder, ignore_errors=True)
         _remove_empty(folder.parent)

@@ -10,7 +10,7 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -185,10 +185,6 @@ def _row(item: Any) -> Row | None:
         fewshot=_whole(item.get("fewshot")),
         filter=_text(item.get("filter")) or "none",
     )
-
-
-FIELDS = tuple(f.name for f in fields(Row))
-"""The keys of a row, in their order."""
 
 
 def _table(value: Mapping[str, Any], key: str) -> dict[str, Any]:

@@ -64,10 +64,9 @@ def choose_image(
         return Choice(registered, RUNTIME_REGISTRY)
     if pin and pin != USER_MANAGED:
         return Choice(pin, CATALOG_PIN)
-    raise UsageError(
-        Fault(
-            f"--image is required: {method} has no image of its own ({USER_MANAGED}) and this site sets none",
-            FLAG,
-            _GIVE,
-        )
-    )
+    if runtime_id in (None, "", USER_MANAGED):
+        what = f"{method} has no image of its own ({USER_MANAGED}) and this site sets none"
+        raise UsageError(Fault(f"--image is required: {what}", FLAG, _GIVE))
+    what = f"the catalog pins no image for {method}, and this site names none for its runtime {runtime_id}"
+    site = f"have the site set site.runtime_images.{runtime_id} (docs/containers.md says what to build)"
+    raise UsageError(Fault(f"--image is required: {what}", FLAG, f"{_GIVE}; or {site}"))

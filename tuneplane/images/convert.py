@@ -22,8 +22,8 @@ from tuneplane.images.folder import SIF
 from tuneplane.images.manifest import ARCHITECTURES, Manifest
 from tuneplane.images.place import Builder
 from tuneplane.images.progress import Progress
-from tuneplane.kernel.env import is_secret_name
 from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.kernel.secret_names import is_secret_name
 
 IMAGE_FACTOR = 1.2
 """A SIF or squashfs beside the compressed layers that it is made of: gzip against gzip, and its own tables."""

@@ -5,7 +5,6 @@ Pull calls `fetch_image`. A blob has its final name only once its sha256 is the 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from tuneplane.images.manifest import Descriptor, Manifest
 from tuneplane.images.progress import Progress
 from tuneplane.images.transport import CannotAsk, Response
 from tuneplane.kernel.errors import Fault, OperationError
-from tuneplane.kernel.files import write_atomic
+from tuneplane.kernel.files import is_full, write_atomic
 
 CONNECTIONS = 3
 """Blobs fetched at once: what Docker does; one connection alone is often kept slow on purpose."""
@@ -245,7 +244,7 @@ def _pause(stopped: threading.Event, seconds: float) -> None:
 
 def no_room(error: OSError, path: Path) -> OperationError:
     """A file that could not be written, with the remedy where the disk or a quota is full."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    full = is_full(error)
     remedy = "free space or quota there; tp image gc shows what of TunePlane's images may go" if full else ""
     what = f"cannot be written: {error.strerror or error}"
     return OperationError(Fault(what, str(error.filename2 or error.filename or path), remedy))

@@ -5,7 +5,6 @@ A test compares this table with that page and with what a real job prints (C9, C
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 WORK_DIR = "TUNEPLANE_WORK_DIR"
@@ -60,7 +59,11 @@ class Variable:
 VARIABLES: tuple[Variable, ...] = (
     Variable(WORK_DIR, ALWAYS, "root of the unpacked capsule; the working directory"),
     Variable(EXP_DIR, ALWAYS, "this experiment's folder inside it"),
-    Variable(OUT_DIR, ALWAYS, "`<run folder>/out`, on shared storage, this run's alone"),
+    Variable(
+        OUT_DIR,
+        ALWAYS,
+        "`<run folder>/out`, on shared storage, this run's alone; of an export or eval, that of its run",
+    ),
     Variable(FRAMEWORK, ALWAYS, "first half of the recipe's name"),
     Variable(RECIPE, ALWAYS, "second half of the recipe's name"),
     Variable(NUM_NODES, ALWAYS, "nodes really allocated"),
@@ -111,16 +114,5 @@ VARIABLES: tuple[Variable, ...] = (
     ),
 )
 
-SECRET_NAME = re.compile(
-    r"(?i)(?<![a-z])(key|secrets?|passwd)(?![a-z])|token(?![a-z])|password|passphrase|credential"
-    r"|(api|auth|access|private|secret)key(?![a-z])|_pwd(?![a-z])"
-)
-"""Names whose values are secrets (C11): HF_TOKEN, S3_KEY, WANDB_APIKEY. Not MAX_TOKENS, nor KEYMAP."""
-
 RESERVED = frozenset(v.name for v in VARIABLES if v.when not in (SITE, BRIDGE))
 """Names that no site configuration may set: the agent sets them."""
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds a secret, by its name alone."""
-    return SECRET_NAME.search(name) is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,6 +11,16 @@ from typing import Any
 
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """A byte of a file name that is no UTF-8, as os.fsdecode carries it."""
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk, or the user's share of it, has no room; else room would not have helped."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def room_or_right(error: OSError) -> str:
+    """What helps where a file could not be written, as the beginning of a remedy."""
+    return "free space there" if is_full(error) else "see that it is there and that you may write to it"
 
 
 def write_atomic(path: Path, content: str | bytes, mode: int = 0o644) -> None:

@@ -6,7 +6,6 @@ side asks `structure_faults` before it packs, so that what is sent is what a nod
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import stat
@@ -19,6 +18,7 @@ from typing import BinaryIO, Callable
 
 from tuneplane.kernel.digests import Entry, printable, sha256_bytes, tree_digest
 from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.kernel.files import is_full
 
 KERNEL_FOLDER = ".tuneplane/kernel"  # in a capsule: what goes on sys.path to import its own tuneplane
 FILE_MODES = (0o644, 0o755)
@@ -362,7 +362,7 @@ def _write_all(descriptor: int, chunk: bytes) -> None:
 
 def _write_failure(destination: Path, error: OSError) -> OperationError:
     remedy = ""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         remedy = f"free space under {destination.parent}, or choose another folder for what a job unpacks"
     return OperationError(
         Fault(f"the capsule cannot be unpacked ({error.strerror})", str(destination), remedy)

@@ -182,6 +182,7 @@ class NodeRun:
             command, facts, str(self.scratch.ranks), ("--preflight",) if spec.preflight else ()
         )
         for path, text in command.files.items():
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
             write_atomic(Path(path), text, 0o600)
         own = rank_environment(command, values, self.given.gpus, count_cpus(self.environ))
         values = {**values, **own, **command.env}

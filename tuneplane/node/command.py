@@ -53,6 +53,8 @@ def node_facts(job: JobSpec, given: Allocation, place: Place, scratch: Scratch) 
         files_dir=str(scratch.files),
         checkpoints=noted_checkpoints(read_record(attempt.start).get("checkpoints"), out),
         attempt=place.attempt,
+        device=job.spec.resources.device,
+        tmp_dir=place.temporary,
     )
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tuneplane.containers import Launch
 from tuneplane.kernel.errors import Fault, OperationError
-from tuneplane.kernel.files import write_atomic
+from tuneplane.kernel.files import room_or_right, write_atomic
 from tuneplane.kernel.unpack import remove_tree
 from tuneplane.spec import JobSpec
 
@@ -217,4 +217,6 @@ def read_launch(path: Path) -> Launch:
 
 def _no_folder(path: Path, error: OSError) -> OperationError:
     what = f"no scratch folder on this node: {error.strerror or error}"
-    return OperationError(Fault(what, str(path), "free space there, or set `scratch` of the cluster profile"))
+    return OperationError(
+        Fault(what, str(path), f"{room_or_right(error)}, or set `scratch` of the cluster profile")
+    )

@@ -193,15 +193,28 @@ class _Manifest(OutputFields):
     def binding(self, name: str, given: dict[str, Any], key: Key) -> Binding | None:
         if name not in BINDINGS:
             self.fault(key, f"{name} is none of {', '.join(BINDINGS)}")
-        if self.mapping(given, key, ("required", "hub", "help", "to")) is None:
+        if self.mapping(given, key, ("required", "hub", "columns", "class_folders", "help", "to")) is None:
             return None
         return Binding(
             name=name,
             required=self.flag(given, (*key, "required")),
             hub=self.flag(given, (*key, "hub")),
+            columns=self.columns(given, (*key, "columns")),
+            class_folders=self.texts(given, (*key, "class_folders")),
             help=self.words(given, (*key, "help"), required=True),
             to=self.text(given, (*key, "to"), default=""),
         )
+
+    def columns(self, given: dict[str, Any], key: Key) -> tuple[tuple[str, ...], ...]:
+        sets = []
+        for item in self.items(given, key):
+            if isinstance(item, list) and item and all(isinstance(name, str) and name for name in item):
+                sets.append(tuple(item))
+            else:
+                self.fault(
+                    key, f"{item!r} is not a set of columns", "as in [[messages], [prompt, completion]]"
+                )
+        return tuple(sets)
 
     def metrics(self, top: dict[str, Any]) -> dict[str, tuple[str, ...]]:
         given = self.mapping(top.get("metrics", {}), ("metrics",))

@@ -65,11 +65,15 @@ class Binding:
     """A flag of submit that the recipe binds: `model`, `train_data` or `validation_data` (C29).
 
     hub: whether it may be the id of a model or dataset of the Hugging Face hub, besides a path.
+    columns: sets of columns of which each row of the data must have one; `{name}` is what that parameter says.
+    class_folders: folders that must be in it, each with a folder for each class.
     """
 
     name: str
     required: bool = False
     hub: bool = False
+    columns: tuple[tuple[str, ...], ...] = ()
+    class_folders: tuple[str, ...] = ()
     help: Words = Words("", "")
     to: str = ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tuneplane.kernel.secret_names import secret_values
 from tuneplane.report.lines import unicode
 from tuneplane.report.values import size_of
 
@@ -14,21 +15,13 @@ _MAX_DEPTH = 16
 _MAX_ENTRIES = 10_000
 _MAX_TEXT = 4_000
 _MAX_ARRAY = 1_000
-_SECRET_ENDS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
-_SHORTEST_SECRET = 8
-"""A value shorter than this is no secret worth the name, and masking it would blot out ordinary words."""
 
 MASK = "***"
 
 
 def known_secrets(environ: Mapping[str, str]) -> list[str]:
     """Values of secret-named variables, longest first, so that one inside another is masked whole."""
-    found = {
-        value
-        for name, value in environ.items()
-        if name.upper().endswith(_SECRET_ENDS) and len(value) >= _SHORTEST_SECRET
-    }
-    return sorted(found, key=len, reverse=True)
+    return sorted({*secret_values(environ).values()}, key=len, reverse=True)
 
 
 def plain(hparams: Any, secrets: Iterable[str] = ()) -> dict[str, Any]:

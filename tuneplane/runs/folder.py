@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tuneplane.kernel.errors import Fault, OperationError, raise_faults
+from tuneplane.kernel.files import room_or_right
 from tuneplane.kernel.runfolder import RunFolder
 
 MAX_EXPERIMENT_IN_ID = 64
@@ -76,7 +77,7 @@ def make_run_folder(storage_root: Path, user: str, experiment: str, run_id: str,
             Fault(
                 f"run folder not made: {error.strerror}",
                 str(error.filename or path),
-                "free space there, or set `storage_root` of the cluster profile",
+                f"{room_or_right(error)}, or set `storage_root` of the cluster profile",
             )
         ) from None
     except BaseException:

@@ -32,7 +32,9 @@ def starting(run: RunFolder) -> Iterator[None]:
         except OperationError as error:
             why = error.faults[0].what.rpartition(": ")[2]
             what = f"that {run.run_id} is being started could not be noted: {why}"
-            raise OperationError(Fault(what, str(run.path), "free space there")) from None
+            raise OperationError(
+                Fault(what, str(run.path), "see that it has room and that you may write to it")
+            ) from None
         yield
 
 

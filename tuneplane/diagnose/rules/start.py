@@ -281,10 +281,13 @@ def scratch_full(evidence: Evidence) -> Finding | None:
     )
     if found is None:
         return None
+    is_full = re.search("No space left|quota", found[1]) is not None
     return Finding(
         "scratch-unusable",
-        f"the node has no room for the unpacked code: {found[1].removeprefix('tuneplane: ')[:200]}",
-        "free space there, or set `scratch` of the cluster profile to another node-local folder",
+        f"the node has no {'room' if is_full else 'place'} for the unpacked code:"
+        f" {found[1].removeprefix('tuneplane: ')[:200]}",
+        f"{'free space there, or ' if is_full else ''}set `scratch` of the cluster profile to another"
+        " node-local folder",
         evidence=(found[1],),
         **at(evidence, found[0]),
     )

@@ -44,7 +44,8 @@ class NodeFacts:
     a module's name where `module` says so. main_ip, main_port: of node 0. params: `spec.hyperparams`, flat;
     params_file: the JSON file that holds them. bindings: `model`, `train_data`, … → hub id or absolute path.
     files_dir: a folder of this node and attempt, for the files of a `Command`. checkpoints: sorted by name, with
-    the numbers in it as numbers, and the same on every node.
+    the numbers in it as numbers, and the same on every node. device: `gpu` or `cpu`. tmp_dir: a folder of
+    this node and attempt that the trainer may write to.
     """
 
     work_dir: str
@@ -63,6 +64,8 @@ class NodeFacts:
     files_dir: str = ""
     checkpoints: tuple[Checkpoint, ...] = ()
     attempt: int = 0
+    device: str = "gpu"
+    tmp_dir: str = ""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,14 @@ def compile_command(adapter: str, operation: str, node: NodeFacts) -> Command:
     check_operation(adapter, operation)
     answer: Callable[[NodeFacts], Command] = getattr(load_adapter(adapter), operation)
     return answer(node)
+
+
+def input_faults(
+    adapter: str, params: Mapping[str, Any], bindings: Mapping[str, str], ranks: int | None
+) -> list[Fault]:
+    """What an adapter that looks (`faults`) finds not to fit together. ranks: of all nodes, None: unknown."""
+    look: Callable[..., list[Fault]] | None = getattr(load_adapter(adapter), "faults", None)
+    return look(params, bindings, ranks) if look else []
 
 
 EVALUATION = "evalkit"
