@@ -138,7 +138,7 @@ def compile_request(
         inputs = _inputs(found, recipe, experiment, request, composed, placement)
     if recipe:
         found.attempt(check_operation, recipe.adapter, "train")
-        _check_preflight(found, recipe, request)
+        _check_launch(found, recipe, request, placement)
         _check_observability(found, recipe, request)
     if composed is None:
         _packed(found, lab, request, None)
@@ -162,10 +162,6 @@ def compile_request(
         named = ", ".join(flag for flag, _ in request.flags.values())
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
     secrets = present_secrets(found, site, environ)
-    if recipe and placement:
-        found.faults += launch_faults(
-            recipe.id, load_adapter(recipe.adapter).OPERATIONS.get("train"), placement
-        )
     if entry and placement and recipe and recipe.adapter == "custom":
         notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
         if notice:
@@ -308,10 +304,14 @@ def launch_faults(what: str, launch: Launch | None, placement: Placement) -> lis
     return [Fault(told, "--profile", "ask for the GPUs of one node")]
 
 
-def _check_preflight(found: Findings, recipe: Recipe, request: Request) -> None:
-    if request.preflight and load_adapter(recipe.adapter).OPERATIONS.get("train") is not Launch.TORCHRUN:
+def _check_launch(found: Findings, recipe: Recipe, request: Request, placement: Placement | None) -> None:
+    """Whether what was asked for goes with how the recipe is started."""
+    launch = load_adapter(recipe.adapter).OPERATIONS.get("train")
+    if request.preflight and launch is not Launch.TORCHRUN:
         what = f"{recipe.id} is not started by torchrun, so there are no ranks to check"
         found.faults.append(Fault(what, "--preflight", "leave it away"))
+    if placement is not None:
+        found.faults += launch_faults(recipe.id, launch, placement)
 
 
 def _check_observability(found: Findings, recipe: Recipe, request: Request) -> None:
