@@ -135,7 +135,13 @@ def compile_request(
     placement = _placed(found, composed, request) if composed else None
     inputs = _inputs(found, recipe, experiment, request, composed, placement)
     if recipe:
+<<<<<<< HEAD
         _check_recipe(found, recipe, request)
+=======
+        found.attempt(check_operation, recipe.adapter, "train")
+        _check_launch(found, recipe, request, placement)
+        _check_observability(found, recipe, request)
+>>>>>>> i6-ops
     if composed is None:
         _packed(found, lab, request, None)
         _tell_uncomposed(found, request)
@@ -158,8 +164,15 @@ def compile_request(
         named = ", ".join(flag for flag, _ in request.flags.values())
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
     secrets = present_secrets(found, site, environ)
+<<<<<<< HEAD
     if recipe and placement:
         _check_launch(found, recipe, entry, placement)
+=======
+    if entry and placement and recipe and recipe.adapter == "custom":
+        notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
+        if notice:
+            found.notices.append(notice)
+>>>>>>> i6-ops
     if found.faults or found.refused or found.missing or not (lock and recipe and placement and capsule):
         return None, found
     if choice and chosen is None:
@@ -317,10 +330,14 @@ def launch_faults(what: str, launch: Launch | None, placement: Placement) -> lis
     return [Fault(told, "--profile", "ask for the GPUs of one node")]
 
 
-def _check_preflight(found: Findings, recipe: Recipe, request: Request) -> None:
-    if request.preflight and load_adapter(recipe.adapter).OPERATIONS.get("train") is not Launch.TORCHRUN:
+def _check_launch(found: Findings, recipe: Recipe, request: Request, placement: Placement | None) -> None:
+    """Whether what was asked for goes with how the recipe is started."""
+    launch = load_adapter(recipe.adapter).OPERATIONS.get("train")
+    if request.preflight and launch is not Launch.TORCHRUN:
         what = f"{recipe.id} is not started by torchrun, so there are no ranks to check"
         found.faults.append(Fault(what, "--preflight", "leave it away"))
+    if placement is not None:
+        found.faults += launch_faults(recipe.id, launch, placement)
 
 
 def _check_observability(found: Findings, recipe: Recipe, request: Request) -> None:
