@@ -113,7 +113,7 @@ def test_a_chinese_locale_reads_chinese_unless_told_otherwise(
     page = shown(tp, "demo/classify")
     assert all(words in page for words in ("分类", "按目录分类", "步长", "数据"))
     assert "Step size" not in page and "Folders of classes" not in page
-    assert "demo/classify  2.3.1    分类" in shown(tp)
+    assert ["demo/classify", "2.3.1", "分类"] in [line.split() for line in shown(tp).splitlines()]
     assert "Step size" in shown(tp, "demo/classify", "--lang", "en")
     monkeypatch.delenv("LANG")
     assert "步长" in shown(tp, "demo/classify", "--lang", "zh")
@@ -130,7 +130,8 @@ def test_a_broken_manifest_hides_no_other_method(tmp_path: Path, tp: Tp) -> None
     done = tp("methods")
     assert done.exception is None and "custom/custom" in done.stdout and "demo/classify" not in done.stdout
     assert "demo/classify is left out" in done.stderr and "there is no adapter nobody" in done.stderr
-    assert [each["id"] for each in json.loads(tp("methods", "--json").stdout)] == ["custom/custom"]
+    told = {each["id"] for each in json.loads(tp("methods", "--json").stdout)}
+    assert "custom/custom" in told and "demo/classify" not in told
     refused = tp("methods", "demo/classify")
     assert "there is no adapter nobody" in str(refused.exception)
 

@@ -59,7 +59,11 @@ class Variable:
 VARIABLES: tuple[Variable, ...] = (
     Variable(WORK_DIR, ALWAYS, "root of the unpacked capsule; the working directory"),
     Variable(EXP_DIR, ALWAYS, "this experiment's folder inside it"),
-    Variable(OUT_DIR, ALWAYS, "`<run folder>/out`, on shared storage, this run's alone"),
+    Variable(
+        OUT_DIR,
+        ALWAYS,
+        "`<run folder>/out`, on shared storage, this run's alone; of an export or eval, the run's that it works on",
+    ),
     Variable(FRAMEWORK, ALWAYS, "first half of the recipe's name"),
     Variable(RECIPE, ALWAYS, "second half of the recipe's name"),
     Variable(NUM_NODES, ALWAYS, "nodes really allocated"),
