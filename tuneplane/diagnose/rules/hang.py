@@ -44,6 +44,9 @@ def hang_limit(evidence: Evidence) -> Finding | None:
     named = ", ".join(_who(n, s, len(evidence.nodes)) for n, s in absent[:MOST_NAMED])
     more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
     where = f"{named}{more} {'was' if len(absent) == 1 else 'were'} in {_place(stack)}"
+    if not waiting and all(in_collective(s) for _, s in absent) and len(absent) > 1:
+        each = ", ".join(f"rank {s.rank} in {_wait(s)}" for _, s in absent[:MOST_NAMED])
+        where = f"every rank waited for others: {each}{more}"
     if waiting:
         ranks = ", ".join(str(s.rank) for _, s in waiting[:MOST_NAMED])
         where += f", and rank{'s' if len(waiting) > 1 else ''} {ranks} waited in {_wait(waiting[0][1])}"
