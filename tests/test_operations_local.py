@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -232,4 +231,49 @@ def test_a_dry_run_and_a_validation_make_nothing(user: User) -> None:
     said = json.loads(user.tp("submit", *words, "--dry-run", "--json"))
     assert "then eval, on bench:1" in said["notices"]
     assert user.runs() == []
-    assert os.listdir(user.folder / "tuneplane") == [] if (user.folder / "tuneplane").exists() else True
+
+
+def test_an_evaluation_is_an_experiment_too(user: User) -> None:
+    """A method of its own: tasks in config.yaml, the model by --model, which is bound and looked at."""
+    user.tp("new", "bench", "--method", "evalkit/benchmark")
+    user.write(user.lab / "experiments/bench/config.yaml", "tasks: [a]\nlimit: 4\n")
+    user.git("add", "-A")
+    user.git("commit", "-qm", "bench")
+    missing = user.tp(
+        "submit", "bench", "--profile", "bench:1", "--set", "tasks=[]", "--set", "sed=1", code=2
+    )
+    assert "evalkit/benchmark needs --model" in missing and "no parameter sed" in missing
+    model = user.folder / "a model"
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        user.write(model / name, "{}")
+    library = user.folder / "library/bin/python3"  # here it is evalkit that is started, not a training
+    library.write_text(library.read_text().replace('*" --subject="*', '*" -m tuneplane.evalkit "*'))
+    said = json.loads(user.tp("submit", "bench", "--profile", "bench:1", "--model", str(model), "--json"))
+    user.wait(said["run_id"], "COMPLETED")
+    report = report_of(said)
+    assert (report["subject"], report["model"]["path"]) == (None, str(model))
+    (row,) = user.status("bench")["report"]["rows"]
+    assert (row["task"], row["samples"]) == ("a", 4)
+
+
+def test_a_subject_that_gc_cleared_cannot_be_evaluated_and_its_report_stays(user: User) -> None:
+    first = user.submit("--then", "eval", "--tasks", "a", "--follow")
+    behind = first["then"][0]["run_id"]
+    user.wait(behind, "COMPLETED")
+    time.sleep(1)
+    user.tp("job", "gc", "--older-than", "0m", "--yes")
+    told = user.tp("eval", first["run_id"], "--tasks", "a", code=2)
+    assert "has no capsule any more: tp job gc cleared it" in told
+    (row,) = user.status(first["run_id"])["report"]["rows"]
+    assert row["task"] == "a"
+
+
+def test_a_report_that_a_trainer_spoiled_is_told_with_the_status(user: User) -> None:
+    user.train(
+        'mkdir -p "$TUNEPLANE_OUT_DIR/eval" && ln -s /etc/passwd "$TUNEPLANE_OUT_DIR/eval/report.json"\n'
+    )
+    first = user.submit()
+    user.wait(first["run_id"], "COMPLETED")
+    (notice,) = user.status(first["run_id"])["report"]["notices"]
+    assert "eval/report.json leads outside the output folder, to /etc/passwd" in notice
+    assert "COMPLETED" in user.tp("job", "status", first["run_id"])
