@@ -244,8 +244,9 @@ def test_an_evaluation_is_an_experiment_too(user: User) -> None:
     )
     assert "evalkit/benchmark needs --model" in missing and "no parameter sed" in missing
     model = user.folder / "a model"
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+    for name in ("config.json", "tokenizer.json"):
         user.write(model / name, "{}")
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
     library = user.folder / "library/bin/python3"  # here it is evalkit that is started, not a training
     library.write_text(library.read_text().replace('*" --subject="*', '*" -m tuneplane.evalkit "*'))
     said = json.loads(user.tp("submit", "bench", "--profile", "bench:1", "--model", str(model), "--json"))
