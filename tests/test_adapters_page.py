@@ -175,7 +175,6 @@ def test_an_experiment_of_the_page_s_method_trains_reports_and_saves(site: Site)
     assert metric["name"] == "train/loss" and metric["steps"] == list(range(40))
     assert metric["values"][0] > 1 > metric["values"][-1]
     assert sorted(path.name for path in (folder / "out/checkpoints").iterdir()) == ["step-20", "step-40"]
-    done = site.python(str(site.lab / "experiments/line/export.py"), str(folder / "out"))
-    assert done.returncode == 0, done.stderr
+    site.tp("export", folder.name, "--follow")
     line = json.loads((folder / "out/hf_export/line.json").read_text())
     assert line["step"] == 40 and abs(line["a"] - 2) < 0.7 and abs(line["b"] - 1) < 0.7

@@ -134,14 +134,15 @@ def test_every_method_of_the_catalog_has_an_image_whose_packages_fit_it() -> Non
     told = images_of_the_page()
     assert sorted(packages for packages, _ in told.values()) == sorted(IMAGES)
     catalog = load_catalog([packaged_configs()])
-    for method in catalog.methods():
-        runtime = catalog.get(method).runtime
-        if runtime.version == USER_MANAGED:
-            continue
-        packages, methods = told[runtime.id]
-        assert method in methods
+    runtimes = {method: catalog.get(method).runtime for method in catalog.methods()}
+    with_image = {method: of for method, of in runtimes.items() if of.version != USER_MANAGED}
+    assert {method: of.id for method, of in with_image.items()} == {
+        method: runtime for runtime, (_, methods) in told.items() for method in methods
+    }
+    for method, runtime in with_image.items():
+        versions = pins(told[runtime.id][0])
         for wanted in map(Requirement, runtime.requirements):
-            assert wanted.specifier.contains(pins(packages)[wanted.name]), f"{method}: {wanted}"
+            assert wanted.specifier.contains(versions[wanted.name]), f"{method}: {wanted}"
 
 
 def test_commands_of_the_catalogs_images_are_started_by_its_own_python(tmp_path: Path) -> None:

@@ -88,6 +88,14 @@ class Lab:
         return folder
 
 
+def make_model(folder: Path) -> None:
+    """A folder that has all that a model has, without a single weight."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Lab:
     return Lab(tmp_path)
@@ -121,6 +129,7 @@ def test_flags_win_over_the_file_and_the_file_over_the_recipe(lab: Lab) -> None:
 
 
 def test_what_is_bound_by_a_relative_path_is_found_from_where_the_user_stands(lab: Lab) -> None:
+    make_model(lab.data)
     folder = lab.submitted("--model", "../data set", "--train-data", f"{lab.data}/../data set")
     bound = json.loads((folder / "job.json").read_text())["spec"]["bindings"]
     assert {Path(path).resolve() for path in bound.values()} == {lab.data}
@@ -171,8 +180,7 @@ def test_a_run_starts_from_the_weights_that_another_exported(lab: Lab) -> None:
     first = lab.submitted("--model", "org/m", "--train-data", str(lab.data))
     said = lab.faults("--init-from", f"run/{first.name}", "--train-data", str(lab.data))
     assert f"{first.name} has no hf_export" in said
-    (first / "out/hf_export").mkdir()
-    (first / "out/hf_export/config.json").write_text("{}")
+    make_model(first / "out/hf_export")
     second = lab.submitted("--init-from", f"run/{first.name}", "--train-data", str(lab.data))
     bound = json.loads((second / "job.json").read_text())["spec"]["bindings"]
     assert bound["model"] == str(first / "out/hf_export")

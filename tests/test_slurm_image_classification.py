@@ -13,7 +13,7 @@ from slurm_lab import Run, SlurmLab
 from testbed_client import Testbed
 from training_lab import Training
 
-pytestmark = [pytest.mark.testbed, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.testbed, pytest.mark.slow, pytest.mark.timeout(300)]
 
 METHOD = "pytorch/image-classification"
 STEPS, EVERY = 88, 30
@@ -90,7 +90,7 @@ def test_a_run_that_slurm_requeues_goes_on_after_its_last_checkpoint(
     run.wait_for((run.folder / "attempts/1/start.json").exists, "its second attempt", 60)
     noted = [each["name"] for each in json.loads(run.read("attempts/1/start.json"))["checkpoints"]]
     saved = int(noted[-1].removeprefix("step-"))
-    run.wait("COMPLETED", timeout_s=90)
+    run.wait("COMPLETED", timeout_s=120)
 
     told = [
         int(step)

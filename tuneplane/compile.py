@@ -133,9 +133,7 @@ def compile_request(
     outputs = found.attempt(all_outputs, experiment, recipe) if experiment and recipe else None
     composed = _composed(found, lab, request, environ)
     placement = _placed(found, composed, request) if composed else None
-    inputs = Inputs()
-    if recipe and experiment:
-        inputs = _inputs(found, recipe, experiment, request, composed, placement)
+    inputs = _inputs(found, recipe, experiment, request, composed, placement)
     if recipe:
         found.attempt(check_operation, recipe.adapter, "train")
         _check_launch(found, recipe, request, placement)
@@ -163,9 +161,7 @@ def compile_request(
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
     secrets = present_secrets(found, site, environ)
     if entry and placement and recipe and recipe.adapter == "custom":
-        notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
-        if notice:
-            found.notices.append(notice)
+        _note_apart(found, entry, placement)
     if found.faults or found.refused or found.missing or not (lock and recipe and placement and capsule):
         return None, found
     if choice and chosen is None:
@@ -185,6 +181,12 @@ def compile_request(
     if found.faults:
         return None, found
     return Draft(lab, request, composed, spec, capsule, root, chosen), found
+
+
+def _note_apart(found: Findings, entry: Path, placement: Placement) -> None:
+    """C6: a script that would train apart on several nodes is told."""
+    notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
+    found.notices += [notice] if notice else []
 
 
 def _tell_uncomposed(found: Findings, request: Request) -> None:
@@ -283,12 +285,15 @@ def _placed(found: Findings, composed: Composed, request: Request) -> Placement 
 
 def _inputs(
     found: Findings,
-    recipe: Recipe,
-    experiment: Path,
+    recipe: Recipe | None,
+    experiment: Path | None,
     request: Request,
     composed: Composed | None,
     placement: Placement | None,
 ) -> Inputs:
+    """What file and flags say, and what they name is looked at."""
+    if recipe is None or experiment is None:
+        return Inputs()
     names = ("model", "train_data", "validation_data")
     flags = {name: getattr(request, name) for name in names}
     inputs = read_inputs(found, recipe, experiment, request.sets, flags, request.init_from)

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import NoReturn
 
-USAGE = "usage: python -m tuneplane.bridge [--preflight] [--hook NAME]... (script.py | -m module) [argument]..."
+USAGE = (
+    "usage: python -m tuneplane.bridge [--preflight] [--hook NAME]... (script.py | -m module) [argument]..."
+)
 
 WRONG_USAGE = 2
 

@@ -10,6 +10,7 @@ import os
 import select
 import sys
 from collections.abc import Sequence
+from typing import IO
 
 ACTING = {
     **dict.fromkeys(("init", "new", "render", "submit", "export", "eval", "image", "cluster")),
@@ -36,10 +37,10 @@ def open_closed() -> None:
 
 
 class _Unheard(io.RawIOBase):
-    """A descriptor whose reader may go: what is written afterwards goes nowhere."""
+    """A stream's descriptor whose reader may go: what is written afterwards goes nowhere."""
 
-    def __init__(self, fd: int) -> None:
-        self._fd, self._gone = fd, False
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream, self._fd, self._gone = stream, stream.fileno(), False  # kept, or it would be closed
 
     def writable(self) -> bool:
         return True
@@ -65,7 +66,7 @@ def speak_on() -> None:
     out = sys.stdout
     if not isinstance(out, io.TextIOWrapper):  # a test's own
         return
-    raw = io.BufferedWriter(_Unheard(out.fileno()))
+    raw = io.BufferedWriter(_Unheard(out))
     sys.stdout = io.TextIOWrapper(
         raw, encoding=out.encoding, errors=out.errors, line_buffering=out.line_buffering, write_through=True
     )

@@ -58,11 +58,13 @@ def judge(
     nodes: their records; marked: whether the stop marker is there; dead: nodes that were found silent, which
     come before all else, since the ranks of the others fail for want of them. srun's own code is the highest
     of all tasks, so a victim's 137 would hide the culprit's 1. A node that failed by itself comes first, the
-    earliest of them, and the others were told to end because of it; then one that left no exit record while
-    srun failed: ranks of others that only lost it did not fail by themselves; then those, where no other is
-    known; then one that was told to end from outside.
+    earliest of them (before it one that the check before training refused), and the others were told to end
+    because of it; then one that left no exit record while srun failed: ranks that only lost others did not fail
+    by themselves; then those, where no other is known; then one that was told to end from outside.
     """
-    failed = sorted((n for n in nodes if n.get("code")), key=lambda n: float(n.get("ended_at") or 0))
+    failed = sorted(
+        (n for n in nodes if n.get("code")), key=lambda n: (not _is_refused(n), float(n.get("ended_at") or 0))
+    )
     own = [n for n in failed if not n.get("told_to_stop")]
     silent = [n for n in nodes if n.get("code") is None] if srun_code else []
     stopped = marked or any(n.get("told_to_stop") for n in nodes)
@@ -88,6 +90,12 @@ def _is_victim(node: dict[str, Any]) -> bool:
     """Whether no rank of a node failed but for want of another."""
     failure = node.get("failure")
     return isinstance(failure, dict) and failure.get("victim") is True
+
+
+def _is_refused(node: dict[str, Any]) -> bool:
+    """Whether the check before training found something wrong: what ranks did after that has no say."""
+    checked = node.get("preflight")
+    return isinstance(checked, dict) and checked.get("ok") is False
 
 
 def never_began(nodes: list[dict[str, Any]], hosts: list[str]) -> list[dict[str, Any]]:

