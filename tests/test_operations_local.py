@@ -127,6 +127,8 @@ def test_what_follows_a_run_that_fails_does_not_run(user: User) -> None:
     assert f"not run: {first['run_id']} is FAILED" in user.tp("job", "ls")
     refused = user.tp("eval", first["run_id"], "--tasks", "a", code=2)
     assert f"{first['run_id']} is FAILED, not COMPLETED" in refused
+    why = user.tp("job", "why", behind)
+    assert f"it was not run, because {first['run_id']} is FAILED" in why and "tp job retry" in why
 
 
 def test_what_follows_a_run_that_is_stopped_does_not_run_and_can_be_retried(user: User) -> None:
@@ -214,6 +216,25 @@ def test_all_faults_of_a_run_and_of_what_follows_are_told_at_once_and_nothing_is
 def test_what_cannot_be_is_refused(user: User, words: list[str], told: str) -> None:
     assert told in user.tp(*words, code=2)
     assert user.runs() == []
+
+
+@pytest.mark.contract("C7")
+def test_no_operation_is_there_for_a_custom_run_nor_behind_one(user: User) -> None:
+    """By the experiment's name, of a run of it, and behind one that is yet to be made."""
+    user.tp("new", "own", "--method", "custom/custom")
+    user.write(user.lab / "experiments/own/train.sh", "exit 0\n")
+    user.git("add", "-A")
+    user.git("commit", "-qm", "own")
+    flags = ("--profile", "bench:1", "--observability-url", "https://tracker.example.org")
+    for operation, more in (("export", ()), ("eval", ("--tasks", "a"))):
+        for words in ((operation, "own", *more), ("submit", "own", *flags, "--then", operation, *more)):
+            told = user.tp(*words, code=2)
+            assert "custom adapter" in told and operation in told
+    run = json.loads(user.tp("submit", "own", *flags, "--json"))["run_id"]
+    user.wait(run, "COMPLETED")
+    for operation in ("export", "eval"):
+        told = user.tp(operation, run, code=2)
+        assert f"the custom adapter compiles train alone: {operation} is refused" in told
 
 
 def test_an_operation_is_not_evaluated_itself(user: User) -> None:

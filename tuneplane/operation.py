@@ -165,9 +165,10 @@ def plan_then(
     recipe = _recipe_of(lab, experiment, catalog)
     planned = []
     for asked in then:
+        before = len(found.faults)
         if recipe is not None:
             found.attempt(check_declared, recipe, asked.operation)
-        if draft is None:
+        if draft is None or len(found.faults) > before:
             if asked.operation == EVAL:
                 benchmark_parameters(found, catalog, asked)
             continue
