@@ -165,9 +165,10 @@ def plan_then(
     recipe = _recipe_of(lab, experiment, catalog)
     planned = []
     for asked in then:
+        before = len(found.faults)
         if recipe is not None:
             found.attempt(check_declared, recipe, asked.operation)
-        if draft is None:
+        if draft is None or len(found.faults) > before:
             if asked.operation == EVAL:
                 benchmark_parameters(found, catalog, asked)
             continue
@@ -284,7 +285,7 @@ def benchmark_parameters(found: Findings, catalog: Catalog, asked: Asked) -> dic
         folder = found.attempt(_task_folder, asked.include_path)
         said += [("include_path", folder, "--include-path")] if folder else []
     overrides += [Override(key, value, None, where) for key, value, where in said]
-    if not any(override.key == "tasks" for override in overrides):
+    if not any(override.key == "tasks" and override.value for override in overrides):
         remedy = "say --tasks hellaswag,arc_easy; lm-eval ls tasks lists what it knows"
         found.faults.append(Fault("which tasks are to be evaluated?", "--tasks", remedy))
         overrides.append(Override("tasks", [], None, "--tasks"))
