@@ -49,7 +49,7 @@ def submit(training: Training, lab: SlurmLab, how: str, *more: str) -> Run:
 
 def why(run: Run) -> dict[str, Any]:
     """The first finding of `tp job why`."""
-    found: dict[str, Any] = json.loads(run.tp("why", "--json").stdout)["causes"][0]
+    found: dict[str, Any] = json.loads(run.tp("why", "--json").stdout)["finding"]
     return found
 
 

@@ -48,8 +48,8 @@ from tuneplane.recipes.recipe import Recipe
 from tuneplane.runimage import image_rules, run_choice
 from tuneplane.runs.folder import new_run_id
 from tuneplane.runs.state import read_state
-from tuneplane.site import Site
-from tuneplane.spec import Container, Framework, Image, JobSpec, Reporting, Spec, Subject
+from tuneplane.site import Cluster, Site
+from tuneplane.spec import Container, Framework, Image, JobSpec, Mount, Reporting, Spec, Subject
 from tuneplane.spec import Recipe as LockedRecipe
 from tuneplane.submit import job_of, refuse_secrets_in
 
@@ -73,6 +73,7 @@ class Asked:
     profile: str | None = None
     image: str | None = None
     gpus_per_node: int | None = None
+    mounts: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     sets: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
@@ -234,7 +235,7 @@ def plan_on(
             binary=cluster.container.binary,
             options=list(cluster.container.options),
             image=image,
-            mounts=[parse_mount(text) for text in cluster.mounts],
+            mounts=_mounts(subject, cluster),
         ),
         node=clusterspec.node(site, cluster, secrets),
         reporting=Reporting(enabled=cluster.reporting),
@@ -336,8 +337,18 @@ def _composed(run: RunFolder, job: JobSpec, asked: Asked, environ: Mapping[str, 
             for key, value in asked_directives(job.spec).items()
             if key not in NOT_TAKEN
         }
+    if asked.mounts:
+        said["cluster.mounts"] = ("--mount", list(asked.mounts))
     said |= {f"cluster.slurm.{key}": (f"--{key.replace('_', '-')}", v) for key, v in asked.flags.items()}
     return compose_frozen(run.capsule, name, said, environ)
+
+
+def _mounts(subject: JobSpec, cluster: Cluster) -> list[Mount]:
+    """The profile's, and on the subject's own profile what that was submitted with."""
+    mounts = [parse_mount(text) for text in cluster.mounts]
+    same = subject.spec.resources.cluster == cluster.name
+    targets = {mount.target for mount in mounts}
+    return mounts + [m for m in subject.spec.container.mounts if same and m.target not in targets]
 
 
 def _share(subject: JobSpec, asked: Asked) -> str:

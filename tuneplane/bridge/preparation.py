@@ -12,6 +12,7 @@ import os
 from _signal import SIG_DFL, SIGQUIT, getsignal  # type: ignore[import-not-found]  # `signal` costs 2 ms
 
 from tuneplane.bridge.command import refuse
+from tuneplane.bridge.processgroups import keep_process_groups
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def prepare(command: Command) -> None:
         if name not in known:
             refuse(f"unknown hook {name!r}; there are: {', '.join(known)}")
     dump_stacks_on_request()
+    keep_process_groups()
     for name in command.hooks:
         install_hook(name)
     if command.preflight:
