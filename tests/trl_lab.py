@@ -59,7 +59,7 @@ class TrlRun:
         self.folder = folder
         self.out = folder / "out"
 
-    def ended(self, attempt: int = 0, timeout: float = 100) -> dict[str, Any]:
+    def ended(self, attempt: int = 0, timeout: float = 150) -> dict[str, Any]:
         """How the attempt ended; waits for it."""
         record = self.folder / f"attempts/{attempt}/end.json"
         deadline = time.monotonic() + timeout
