@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import json
 import time
 from array import array
 from collections.abc import Callable, Iterator
@@ -114,6 +115,20 @@ def test_hostile_names_are_texts_and_nothing_else(serve: Serve, root: Path) -> N
     details = server.get("/api/details", ("run", RING))
     assert details["hparams"] == {HOSTILE[0] + ".\x1b": HOSTILE[4]}
     assert details["config"]["set." + HOSTILE[0]] == HOSTILE[2]
+
+
+def test_what_an_evaluation_found_is_told_as_text_and_why_a_report_is_not(serve: Serve, root: Path) -> None:
+    row = {"task": "<b>t</b>\x1b[31m", "metric": "acc", "value": 0.5, "samples": 4}
+    report = {"schema": "tuneplane/eval-report/v1", "results": [row, 7]}
+    run = make_run(root, RING, STARTED)
+    (run.out / "eval").mkdir(parents=True)
+    (run.out / "eval/report.json").write_text(json.dumps(report))
+    server = serve()
+    server.wait_for_runs(1)
+    told = server.get("/api/details", ("run", RING))["report"]
+    (shown,) = told["rows"]
+    assert (shown["task"], shown["value"], shown["samples"]) == (row["task"], 0.5, 4)
+    assert told["notices"] == ["report.json: 1 of its rows cannot be read"]
 
 
 def test_only_what_is_new_is_sent_again(serve: Serve, root: Path) -> None:

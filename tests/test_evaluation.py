@@ -171,13 +171,14 @@ def test_rows_hold_each_metric_with_its_filter_error_and_samples() -> None:
                 "group": {"alias": "group", "acc,none": 1, "acc_stderr,none": 0.25},
             },
             "n-shot": {"gsm8k": 8},
+            "versions": {"gsm8k": 3.0, "group": None},
             "n-samples": {"gsm8k": {"original": 1319, "effective": 5}},
             "higher_is_better": {"gsm8k": {"exact_match": True}, "group": {"acc": None}},
         }
     )
     assert rows == [
-        Row("gsm8k", "exact_match", 0.5, None, 5, True, 8, "strict-match"),
-        Row("gsm8k", "exact_match", None, None, 5, True, 8, "flexible-extract"),
+        Row("gsm8k", "exact_match", 0.5, None, 5, True, 8, "strict-match", "3.0"),
+        Row("gsm8k", "exact_match", None, None, 5, True, 8, "flexible-extract", "3.0"),
         Row("group", "acc", 1.0, 0.25, None, None, None, "none"),
     ]
     assert [row.name for row in rows] == ["exact_match, strict-match", "exact_match, flexible-extract", "acc"]

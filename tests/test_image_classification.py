@@ -194,6 +194,7 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
         monkeypatch.delenv(name, raising=False)
     import train  # type: ignore[import-not-found]
 
+    train.torch.set_num_threads(1)  # two wait for each other where other tests compute beside this one
     yield train
     for name in ("train", "data", "models"):
         del sys.modules[name]
@@ -265,11 +266,11 @@ def test_other_choices_resume_exactly_too(
     words = (*kind, "--batch-size=8", "--schedule=step", "--log-every-steps=1", "--dropout=0.5")
     words += ("--label-smoothing=0.1", "--learning-rate=0.01")
     lines = []
-    for out, steps in (("a", 4), ("b", 2), ("b", 4)):
+    for out, steps in (("a", 3), ("b", 1), ("b", 3)):
         run_here(train, monkeypatch, some, tmp_path / out, *words, f"--max-steps={steps}")
         said = capsys.readouterr().out.splitlines()
         lines.append([line.split("  train/images")[0] for line in said if "train/loss" in line])
-    assert len(lines[0]) == 4
+    assert len(lines[0]) == 3
     assert lines[1] + lines[2] == lines[0]
 
 

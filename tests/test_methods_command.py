@@ -81,6 +81,19 @@ def test_a_method_s_page_says_all_that_its_manifest_declares_in_80_columns(tmp_p
     assert "分类" not in page
 
 
+def test_the_columns_that_data_must_have_are_shown(tmp_path: Path, tp: Tp) -> None:
+    columns = "{required: true, columns: [[messages], [prompt, completion]],"
+    site(tmp_path, "demo/classify", FULL.replace("train_data: {required: true,", f"train_data: {columns}"))
+    assert "(columns: messages | prompt, completion)" in " ".join(shown(tp, "demo/classify").split())
+
+
+def test_every_published_method_fits_its_page(tp: Tp) -> None:
+    for method in json.loads(tp("methods", "--json").stdout):
+        for language in ("en", "zh"):
+            lines = shown(tp, method["id"], "--lang", language).splitlines()
+            assert [line for line in lines if columns_of(line) > 80 and "sha256:" not in line] == []
+
+
 def test_parameters_stand_below_the_heading_of_their_group(tmp_path: Path, tp: Tp) -> None:
     site(tmp_path, "demo/classify", FULL)
     lines = shown(tp, "demo/classify").splitlines()

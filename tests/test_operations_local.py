@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Mapping
@@ -128,6 +127,8 @@ def test_what_follows_a_run_that_fails_does_not_run(user: User) -> None:
     assert f"not run: {first['run_id']} is FAILED" in user.tp("job", "ls")
     refused = user.tp("eval", first["run_id"], "--tasks", "a", code=2)
     assert f"{first['run_id']} is FAILED, not COMPLETED" in refused
+    why = user.tp("job", "why", behind)
+    assert f"it was not run, because {first['run_id']} is FAILED" in why and "tp job retry" in why
 
 
 def test_what_follows_a_run_that_is_stopped_does_not_run_and_can_be_retried(user: User) -> None:
@@ -217,6 +218,25 @@ def test_what_cannot_be_is_refused(user: User, words: list[str], told: str) -> N
     assert user.runs() == []
 
 
+@pytest.mark.contract("C7")
+def test_no_operation_is_there_for_a_custom_run_nor_behind_one(user: User) -> None:
+    """By the experiment's name, of a run of it, and behind one that is yet to be made."""
+    user.tp("new", "own", "--method", "custom/custom")
+    user.write(user.lab / "experiments/own/train.sh", "exit 0\n")
+    user.git("add", "-A")
+    user.git("commit", "-qm", "own")
+    flags = ("--profile", "bench:1", "--observability-url", "https://tracker.example.org")
+    for operation, more in (("export", ()), ("eval", ("--tasks", "a"))):
+        for words in ((operation, "own", *more), ("submit", "own", *flags, "--then", operation, *more)):
+            told = user.tp(*words, code=2)
+            assert "custom adapter" in told and operation in told
+    run = json.loads(user.tp("submit", "own", *flags, "--json"))["run_id"]
+    user.wait(run, "COMPLETED")
+    for operation in ("export", "eval"):
+        told = user.tp(operation, run, code=2)
+        assert f"the custom adapter compiles train alone: {operation} is refused" in told
+
+
 def test_an_operation_is_not_evaluated_itself(user: User) -> None:
     first = user.submit("--then", "eval", "--tasks", "a", "--follow")
     behind = first["then"][0]["run_id"]
@@ -232,4 +252,50 @@ def test_a_dry_run_and_a_validation_make_nothing(user: User) -> None:
     said = json.loads(user.tp("submit", *words, "--dry-run", "--json"))
     assert "then eval, on bench:1" in said["notices"]
     assert user.runs() == []
-    assert os.listdir(user.folder / "tuneplane") == [] if (user.folder / "tuneplane").exists() else True
+
+
+def test_an_evaluation_is_an_experiment_too(user: User) -> None:
+    """A method of its own: tasks in config.yaml, the model by --model, which is bound and looked at."""
+    user.tp("new", "bench", "--method", "evalkit/benchmark")
+    user.write(user.lab / "experiments/bench/config.yaml", "tasks: [a]\nlimit: 4\n")
+    user.git("add", "-A")
+    user.git("commit", "-qm", "bench")
+    missing = user.tp(
+        "submit", "bench", "--profile", "bench:1", "--set", "tasks=[]", "--set", "sed=1", code=2
+    )
+    assert "evalkit/benchmark needs --model" in missing and "no parameter sed" in missing
+    model = user.folder / "a model"
+    for name in ("config.json", "tokenizer.json"):
+        user.write(model / name, "{}")
+    (model / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    library = user.folder / "library/bin/python3"  # here it is evalkit that is started, not a training
+    library.write_text(library.read_text().replace('*" --subject="*', '*" -m tuneplane.evalkit "*'))
+    said = json.loads(user.tp("submit", "bench", "--profile", "bench:1", "--model", str(model), "--json"))
+    user.wait(said["run_id"], "COMPLETED")
+    report = report_of(said)
+    assert (report["subject"], report["model"]["path"]) == (None, str(model))
+    (row,) = user.status("bench")["report"]["rows"]
+    assert (row["task"], row["samples"]) == ("a", 4)
+
+
+def test_a_subject_that_gc_cleared_cannot_be_evaluated_and_its_report_stays(user: User) -> None:
+    first = user.submit("--then", "eval", "--tasks", "a", "--follow")
+    behind = first["then"][0]["run_id"]
+    user.wait(behind, "COMPLETED")
+    time.sleep(1)
+    user.tp("job", "gc", "--older-than", "0m", "--yes")
+    told = user.tp("eval", first["run_id"], "--tasks", "a", code=2)
+    assert "has no capsule any more: tp job gc cleared it" in told
+    (row,) = user.status(first["run_id"])["report"]["rows"]
+    assert row["task"] == "a"
+
+
+def test_a_report_that_a_trainer_spoiled_is_told_with_the_status(user: User) -> None:
+    user.train(
+        'mkdir -p "$TUNEPLANE_OUT_DIR/eval" && ln -s /etc/passwd "$TUNEPLANE_OUT_DIR/eval/report.json"\n'
+    )
+    first = user.submit()
+    user.wait(first["run_id"], "COMPLETED")
+    (notice,) = user.status(first["run_id"])["report"]["notices"]
+    assert "eval/report.json leads outside the output folder, to /etc/passwd" in notice
+    assert "COMPLETED" in user.tp("job", "status", first["run_id"])

@@ -109,6 +109,14 @@ def lab(tmp_path: Path) -> Path:
     return tmp_path / "lab"
 
 
+def make(data: Path, *more: str) -> Path:
+    """Two classes in both parts, and further files."""
+    for path in ("train/a/1.png", "train/b/1.png", "validation/a/1.png", "validation/b/1.png", *more):
+        (data / path).parent.mkdir(parents=True, exist_ok=True)
+        (data / path).touch()
+    return data
+
+
 def commit(lab: Path) -> None:
     who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
     for words in (["add", "-A"], [*who, "commit", "-qm", "x", "--allow-empty"]):
@@ -129,7 +137,7 @@ def test_an_unedited_experiment_has_nothing_wrong_and_its_config_counts(lab: Pat
     names = {"train.py", "data.py", "models.py", "config.yaml", "README.md", "recipe.lock.json"}
     assert {path.name for path in (lab / "experiments/cls").iterdir()} == names
     assert "{{" not in (lab / "experiments/cls/config.yaml").read_text()
-    (lab.parent / "data").mkdir()
+    make(lab.parent / "data")
     words = ("cls", "--profile", "local:1", "--train-data", str(lab.parent / "data"))
     checked = tp(lab, "validate", *words)
     assert checked.returncode == 0, checked
@@ -170,3 +178,29 @@ def test_what_is_wrong_is_told_at_once_with_the_nearest_key(lab: Path) -> None:
         "train data '/no/data' is not there",
     ):
         assert told in said.stderr, told
+
+
+@pytest.mark.contract("C30")
+def test_data_is_looked_at_before_the_queue(lab: Path) -> None:
+    def told(data: Path) -> str:
+        said = tp(lab, "validate", "cls", "--profile", "local:1", "--train-data", str(data))
+        assert said.returncode == 2 and "Traceback" not in said.stderr, said
+        return said.stderr
+
+    flat = lab.parent / "flat"
+    (flat / "train").mkdir(parents=True)
+    said = told(flat)
+    assert f"{flat}/train: train data has no class" in said and "each class is a folder in it" in said
+    assert f"{flat}: train data has no readable folder validation: No such file or directory" in said
+    assert "it holds train/<class>/*, validation/<class>/*" in said
+    other = make(lab.parent / "other", "train/c d/1.png", "validation/ü/1.png", "train/.cache/x")
+    said = told(other)
+    assert f"{other}: train data has class 'c d' in train and not in validation" in said
+    assert "train data has class 'ü' in validation and not in train" in said and ".cache" not in said
+    empty = make(lab.parent / "empty")
+    for part in ("train", "validation"):
+        (empty / part / "a").rename(empty / part / "z")
+        (empty / part / "a").mkdir()
+    said = told(empty)
+    assert f"{empty}/train: train data has nothing of class 'a'" in said and f"{empty}/validation: " in said
+    assert "has no readable folder train: Not a directory" in told(empty / "train/b/1.png")

@@ -140,3 +140,19 @@ def test_a_hand_over_that_slurm_refuses_is_told(testbed: Testbed) -> None:
     run.wait("COMPLETED")
     behind.tp("retry")
     behind.wait("COMPLETED")
+
+
+def test_where_slurm_does_not_take_what_follows_nothing_stays_queued(testbed: Testbed) -> None:
+    lab = lab_of(testbed, f"{WAIT_FOR_GO}\n{TRAIN}")
+    words = "Batch job submission failed: QOSMaxSubmitJobPerUserLimit"
+    refusal = f"case \"$*\" in *--dependency=*) echo 'sbatch: error: {words}' >&2; exit 1 ;; esac"
+    lab.write(str(lab.base / "own/sbatch"), f'#!/bin/sh\n{refusal}\nexec /usr/bin/sbatch "$@"\n')
+    lab.sh(["chmod", "755", str(lab.base / "own/sbatch")])
+    path = lab.sh(["sh", "-c", "echo $PATH"]).stdout.strip()
+    told = lab.tp(
+        *("submit", lab.experiment, *ONE_GPU, *EVAL), code=1, env={"PATH": f"{lab.base}/own:{path}"}
+    )
+    (run,) = json.loads(lab.sh(["tp", "job", "ls", "--experiment", lab.experiment, "--json"]).stdout)
+    assert f"eval was not taken, so {run['run_id']} was stopped: " in told and words in told
+    left = Run(lab, run["run_id"], Path(run["folder"]), run["job_id"], [])
+    assert left.wait("CANCELLED")["attempts"] <= 1

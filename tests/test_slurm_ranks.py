@@ -49,7 +49,7 @@ def submit(training: Training, lab: SlurmLab, how: str, *more: str) -> Run:
 
 def why(run: Run) -> dict[str, Any]:
     """The first finding of `tp job why`."""
-    found: dict[str, Any] = json.loads(run.tp("why", "--json").stdout)["causes"][0]
+    found: dict[str, Any] = json.loads(run.tp("why", "--json").stdout)["finding"]
     return found
 
 
@@ -105,4 +105,15 @@ def test_a_rank_that_hangs_after_the_check_went_well(
     assert f"rank 3 on {host(run, 1)} was in reads_data_for_ever (train.py:" in found["sentence"]
     assert "ranks 0, 1, 2 waited in all_reduce" in found["sentence"]
     assert "tuneplane: preflight: 4 ranks on 2 nodes met after " in run.log()
+    assert left_by(testbed, [run]) == []
+
+
+def test_no_rank_outlives_an_agent_that_is_killed(
+    training: Training, lab: SlurmLab, testbed: Testbed
+) -> None:
+    run = submit(training, lab, "hang")
+    run.wait_for(lambda: "joined 3" in run.log("--node", "1"), "the ranks have met", 120)
+    record = json.loads(run.read("attempts/0/node-1.json"))
+    testbed.node_exec(record["host"], ["kill", "-KILL", str(record["pid"])])
+    run.wait("FAILED", timeout_s=120)
     assert left_by(testbed, [run]) == []

@@ -135,7 +135,9 @@ def compile_request(
     placement = _placed(found, composed, request) if composed else None
     inputs = _inputs(found, recipe, experiment, request, composed, placement)
     if recipe:
-        _check_recipe(found, recipe, request)
+        found.attempt(check_operation, recipe.adapter, "train")
+        _check_launch(found, recipe, request, placement)
+        _check_observability(found, recipe, request)
     if composed is None:
         _packed(found, lab, request, None)
         _tell_uncomposed(found, request)
@@ -158,8 +160,8 @@ def compile_request(
         named = ", ".join(flag for flag, _ in request.flags.values())
         found.notices.append(f"profile {cluster.name} runs on this machine without Slurm: {named} not used")
     secrets = present_secrets(found, site, environ)
-    if recipe and placement:
-        _check_launch(found, recipe, entry, placement)
+    if entry and placement and recipe and recipe.adapter == "custom":
+        _note_apart(found, entry, placement)
     if found.faults or found.refused or found.missing or not (lock and recipe and placement and capsule):
         return None, found
     if choice and chosen is None:
@@ -181,20 +183,10 @@ def compile_request(
     return Draft(lab, request, composed, spec, capsule, root, chosen), found
 
 
-def _check_recipe(found: Findings, recipe: Recipe, request: Request) -> None:
-    """What the recipe takes of a submit, whatever the cluster."""
-    found.attempt(check_operation, recipe.adapter, "train")
-    _check_preflight(found, recipe, request)
-    _check_observability(found, recipe, request)
-
-
-def _check_launch(found: Findings, recipe: Recipe, entry: Path | None, placement: Placement) -> None:
-    """Whether the recipe can start on so many nodes, and whether a script of the user's looks as if it could."""
-    launch = load_adapter(recipe.adapter).OPERATIONS.get("train")
-    found.faults += launch_faults(recipe.id, launch, placement)
-    if entry and recipe.adapter == "custom":
-        notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
-        found.notices += [notice] if notice else []
+def _note_apart(found: Findings, entry: Path, placement: Placement) -> None:
+    """C6: a script that would train apart on several nodes is told."""
+    notice = multi_node_notice(entry.read_text(errors="replace"), placement.nodes)
+    found.notices += [notice] if notice else []
 
 
 def _tell_uncomposed(found: Findings, request: Request) -> None:
@@ -317,10 +309,14 @@ def launch_faults(what: str, launch: Launch | None, placement: Placement) -> lis
     return [Fault(told, "--profile", "ask for the GPUs of one node")]
 
 
-def _check_preflight(found: Findings, recipe: Recipe, request: Request) -> None:
-    if request.preflight and load_adapter(recipe.adapter).OPERATIONS.get("train") is not Launch.TORCHRUN:
+def _check_launch(found: Findings, recipe: Recipe, request: Request, placement: Placement | None) -> None:
+    """Whether what was asked for goes with how the recipe is started."""
+    launch = load_adapter(recipe.adapter).OPERATIONS.get("train")
+    if request.preflight and launch is not Launch.TORCHRUN:
         what = f"{recipe.id} is not started by torchrun, so there are no ranks to check"
         found.faults.append(Fault(what, "--preflight", "leave it away"))
+    if placement is not None:
+        found.faults += launch_faults(recipe.id, launch, placement)
 
 
 def _check_observability(found: Findings, recipe: Recipe, request: Request) -> None:

@@ -48,8 +48,8 @@ from tuneplane.recipes.recipe import Recipe
 from tuneplane.runimage import image_rules, run_choice
 from tuneplane.runs.folder import new_run_id
 from tuneplane.runs.state import read_state
-from tuneplane.site import Site
-from tuneplane.spec import Container, Framework, Image, JobSpec, Reporting, Spec, Subject
+from tuneplane.site import Cluster, Site
+from tuneplane.spec import Container, Framework, Image, JobSpec, Mount, Reporting, Spec, Subject
 from tuneplane.spec import Recipe as LockedRecipe
 from tuneplane.submit import job_of, refuse_secrets_in
 
@@ -73,6 +73,7 @@ class Asked:
     profile: str | None = None
     image: str | None = None
     gpus_per_node: int | None = None
+    mounts: tuple[str, ...] = ()
     flags: Mapping[str, str] = field(default_factory=dict)
     sets: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
@@ -164,9 +165,10 @@ def plan_then(
     recipe = _recipe_of(lab, experiment, catalog)
     planned = []
     for asked in then:
+        before = len(found.faults)
         if recipe is not None:
             found.attempt(check_declared, recipe, asked.operation)
-        if draft is None:
+        if draft is None or len(found.faults) > before:
             if asked.operation == EVAL:
                 benchmark_parameters(found, catalog, asked)
             continue
@@ -234,7 +236,7 @@ def plan_on(
             binary=cluster.container.binary,
             options=list(cluster.container.options),
             image=image,
-            mounts=[parse_mount(text) for text in cluster.mounts],
+            mounts=_mounts(subject, cluster),
         ),
         node=clusterspec.node(site, cluster, secrets),
         reporting=Reporting(enabled=cluster.reporting),
@@ -283,7 +285,7 @@ def benchmark_parameters(found: Findings, catalog: Catalog, asked: Asked) -> dic
         folder = found.attempt(_task_folder, asked.include_path)
         said += [("include_path", folder, "--include-path")] if folder else []
     overrides += [Override(key, value, None, where) for key, value, where in said]
-    if not any(override.key == "tasks" for override in overrides):
+    if not any(override.key == "tasks" and override.value for override in overrides):
         remedy = "say --tasks hellaswag,arc_easy; lm-eval ls tasks lists what it knows"
         found.faults.append(Fault("which tasks are to be evaluated?", "--tasks", remedy))
         overrides.append(Override("tasks", [], None, "--tasks"))
@@ -336,8 +338,18 @@ def _composed(run: RunFolder, job: JobSpec, asked: Asked, environ: Mapping[str, 
             for key, value in asked_directives(job.spec).items()
             if key not in NOT_TAKEN
         }
+    if asked.mounts:
+        said["cluster.mounts"] = ("--mount", list(asked.mounts))
     said |= {f"cluster.slurm.{key}": (f"--{key.replace('_', '-')}", v) for key, v in asked.flags.items()}
     return compose_frozen(run.capsule, name, said, environ)
+
+
+def _mounts(subject: JobSpec, cluster: Cluster) -> list[Mount]:
+    """The profile's, and on the subject's own profile what that was submitted with."""
+    mounts = [parse_mount(text) for text in cluster.mounts]
+    same = subject.spec.resources.cluster == cluster.name
+    targets = {mount.target for mount in mounts}
+    return mounts + [m for m in subject.spec.container.mounts if same and m.target not in targets]
 
 
 def _share(subject: JobSpec, asked: Asked) -> str:

@@ -189,7 +189,8 @@ def hand_over(
         return Submitted(run, start_local(run))
     estimate = estimate_start(run.script)
     try:
-        options = [f"--dependency=afterany:{after}"] if after else []
+        own = job.spec.slurm.dependency if job.spec.slurm else None  # the option takes its directive's place
+        options = [f"--dependency={','.join(filter(None, (own, f'afterany:{after}')))}"] if after else []
         job_id = _submit_avoiding(run, job, exclude, options)
     except OperationError as error:
         command = again or f"tp submit --run {run.run_id}"

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tuneplane.cli.show import columns_of, plain
 from tuneplane.recipes.outputs import STANDARD_OUTPUTS
-from tuneplane.recipes.recipe import USER_MANAGED, Parameter, Recipe, Runtime, Words
+from tuneplane.recipes.recipe import USER_MANAGED, Binding, Parameter, Recipe, Runtime, Words
 from tuneplane.recipes.values import written
 
 Language = Literal["en", "zh"]
@@ -126,11 +126,19 @@ def _bindings(recipe: Recipe, language: Language) -> list[tuple[str, ...]]:
             f"--{binding.name.replace('_', '-')}",
             "required" if binding.required else "optional",
             "a hub id or a path" if binding.hub else "a path",
-            said(binding.help, language),
+            said(binding.help, language) + _form(binding),
         )
         for binding in recipe.bindings
     ]
     return [("FLAG", "", "TAKES", ""), *rows] if rows else []
+
+
+def _form(binding: Binding) -> str:
+    """What the data must be, where its binding says so."""
+    if binding.class_folders:
+        return f" (folders of classes: {plain(', '.join(binding.class_folders))})"
+    sets = " | ".join(", ".join(columns) for columns in binding.columns)
+    return f" (columns: {plain(sets)})" if sets else ""
 
 
 def _metrics(recipe: Recipe) -> list[tuple[str, ...]]:

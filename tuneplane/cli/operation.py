@@ -30,6 +30,7 @@ def _options(command: F) -> F:
         ),
         click.option("--image", help="Container image: HOST/NAME:TAG, or a .sif path."),
         click.option("--gpus-per-node", type=int, help="GPUs."),
+        click.option("--mount", "mounts", multiple=True, metavar="SRC:DST[:ro]", help="Repeatable."),
         *slurm_options(),
         click.option("--follow", is_flag=True, help="Show the log until it ends; exit 3 if it failed."),
         click.option(

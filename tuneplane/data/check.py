@@ -13,6 +13,7 @@ from typing import Any
 
 from tuneplane.compose import Composed
 from tuneplane.data import forms, hub
+from tuneplane.data.classes import class_faults
 from tuneplane.data.files import HELD_OUT, data_files, described
 from tuneplane.data.rows import NotLookedAt, Row, read_rows
 from tuneplane.findings import Findings
@@ -55,6 +56,8 @@ def check_inputs(
             _check_hub(found, binding, value, inputs, environment)
         elif binding.name == "model":
             found.faults += model_faults(Path(value))
+        elif binding.class_folders:
+            found.faults += class_faults(Path(value), binding.class_folders, binding.name.replace("_", " "))
         elif binding.columns:
             look = look_at(binding, Path(value), inputs.params)
             found.faults += look.faults

@@ -10,6 +10,7 @@ from tuneplane.diagnose.rules.running import cannot_tell
 GENERAL = (
     "python-exception",
     "first-failing-rank",
+    "rank-exit",
     "command-failed",
     "rank-killed",
     "start-failed",

@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--system-instruction", default="")
     parser.add_argument("--include-path", default="")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--subject", default="", help="run id of the run that trained the model")
     return parser
 

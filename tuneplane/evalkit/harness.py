@@ -60,7 +60,7 @@ class Evaluation:
     system_instruction: str = ""
     include_path: str = ""
     dtype: str = "auto"
-    seed: int = 1234
+    seed: int | None = None
     run_id: str = ""
     subject: str = ""
 
@@ -73,12 +73,12 @@ def configuration(asked: Evaluation, results: Path) -> dict[str, Any]:
         "tasks": list(asked.tasks),
         "batch_size": asked.batch_size,
         "apply_chat_template": asked.apply_chat_template,
-        "seed": asked.seed,
         "output_path": str(results / "results.json"),
     }
     optional = {
         "num_fewshot": asked.num_fewshot,
         "limit": asked.limit,
+        "seed": asked.seed,
         "system_instruction": asked.system_instruction or None,
         "include_path": asked.include_path or None,
     }

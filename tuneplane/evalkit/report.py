@@ -38,6 +38,7 @@ class Row:
     """One value of one task. samples: how many were judged. fewshot: examples in the prompt.
 
     filter: lm-eval's filter, `none` where the answer was taken as it is. stderr: null where it has none.
+    version: of the task; values of two versions are not comparable.
     """
 
     task: str
@@ -48,6 +49,7 @@ class Row:
     higher_is_better: bool | None = None
     fewshot: int | None = None
     filter: str = "none"
+    version: str = ""
 
     @property
     def name(self) -> str:
@@ -74,6 +76,7 @@ def rows_of(results: Mapping[str, Any]) -> list[Row]:
     if not isinstance(tasks, dict):
         raise OperationError(Fault("lm-eval's results have no `results`", "results_*.json"))
     better, shots, counts = (_table(results, key) for key in ("higher_is_better", "n-shot", "n-samples"))
+    versions = _table(results, "versions")
     rows = []
     for task, values in tasks.items():
         for key, value in values.items() if isinstance(values, dict) else ():
@@ -90,6 +93,7 @@ def rows_of(results: Mapping[str, Any]) -> list[Row]:
                     higher_is_better=_flag(_table(better, task).get(metric)),
                     fewshot=_whole(shots.get(task)),
                     filter=named,
+                    version=_version(versions.get(task)),
                 )
             )
     if not rows:
@@ -184,6 +188,7 @@ def _row(item: Any) -> Row | None:
         higher_is_better=_flag(item.get("higher_is_better")),
         fewshot=_whole(item.get("fewshot")),
         filter=_text(item.get("filter")) or "none",
+        version=_text(item.get("version")),
     )
 
 
@@ -203,6 +208,10 @@ def _number(value: Any) -> float | None:
 
 def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 53 else None
+
+
+def _version(value: Any) -> str:
+    return str(value)[:LONGEST] if isinstance(value, (str, int, float)) else ""
 
 
 def _flag(value: Any) -> bool | None:

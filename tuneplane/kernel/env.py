@@ -62,7 +62,7 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         OUT_DIR,
         ALWAYS,
-        "`<run folder>/out`, on shared storage, this run's alone; of an export or eval, the run's that it works on",
+        "`<run folder>/out`, on shared storage, this run's alone; of an export or eval, its subject's",
     ),
     Variable(FRAMEWORK, ALWAYS, "first half of the recipe's name"),
     Variable(RECIPE, ALWAYS, "second half of the recipe's name"),

@@ -193,13 +193,14 @@ class _Manifest(OutputFields):
     def binding(self, name: str, given: dict[str, Any], key: Key) -> Binding | None:
         if name not in BINDINGS:
             self.fault(key, f"{name} is none of {', '.join(BINDINGS)}")
-        if self.mapping(given, key, ("required", "hub", "columns", "help", "to")) is None:
+        if self.mapping(given, key, ("required", "hub", "columns", "class_folders", "help", "to")) is None:
             return None
         return Binding(
             name=name,
             required=self.flag(given, (*key, "required")),
             hub=self.flag(given, (*key, "hub")),
             columns=self.columns(given, (*key, "columns")),
+            class_folders=self.texts(given, (*key, "class_folders")),
             help=self.words(given, (*key, "help"), required=True),
             to=self.text(given, (*key, "to"), default=""),
         )

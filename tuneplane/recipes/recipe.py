@@ -66,12 +66,14 @@ class Binding:
 
     hub: whether it may be the id of a model or dataset of the Hugging Face hub, besides a path.
     columns: sets of columns of which each row of the data must have one; `{name}` is what that parameter says.
+    class_folders: folders that must be in it, each with a folder for each class.
     """
 
     name: str
     required: bool = False
     hub: bool = False
     columns: tuple[tuple[str, ...], ...] = ()
+    class_folders: tuple[str, ...] = ()
     help: Words = Words("", "")
     to: str = ""
 

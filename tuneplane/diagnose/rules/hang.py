@@ -15,6 +15,9 @@ DEEP = 12
 
 MOST_NAMED = 8
 
+LAUNCH = ("/tuneplane/bridge/", "<frozen runpy>")
+"""Files of frames that only started the program."""
+
 Placed = tuple[Node, Stack]
 
 
@@ -41,6 +44,9 @@ def hang_limit(evidence: Evidence) -> Finding | None:
     named = ", ".join(_who(n, s, len(evidence.nodes)) for n, s in absent[:MOST_NAMED])
     more = f" and {len(absent) - MOST_NAMED} more" if len(absent) > MOST_NAMED else ""
     where = f"{named}{more} {'was' if len(absent) == 1 else 'were'} in {_place(stack)}"
+    if not waiting and all(in_collective(s) for _, s in absent) and len(absent) > 1:
+        each = ", ".join(f"rank {s.rank} in {_wait(s)}" for _, s in absent[:MOST_NAMED])
+        where = f"every rank waited for others: {each}{more}"
     if waiting:
         ranks = ", ".join(str(s.rank) for _, s in waiting[:MOST_NAMED])
         where += f", and rank{'s' if len(waiting) > 1 else ''} {ranks} waited in {_wait(waiting[0][1])}"
@@ -86,7 +92,7 @@ def in_collective(stack: Stack) -> bool:
 
 def _own(frames: tuple[Frame, ...]) -> Frame:
     """The innermost frame of the user's own code, else the innermost."""
-    packages = ("site-packages", "dist-packages", "/lib/python3", "<frozen ", "/tuneplane/bridge/")
+    packages = ("site-packages", "dist-packages", "/lib/python3", *LAUNCH)
     return next((f for f in frames if not any(part in f.file for part in packages)), frames[0])
 
 
@@ -111,8 +117,10 @@ def _who(node: Node, stack: Stack, nodes: int) -> str:
 
 def _lines(absent: list[Placed], waiting: list[Placed]) -> tuple[str, ...]:
     _, stack = absent[0]
-    lines = [f"{f.name} ({f.file}:{f.line})" for f in stack.frames[:EVIDENCE_LINES]]
-    lines += [f"rank {s.rank}: {_place(s)}" for _, s in [*absent[1:3], *waiting[:3]]]
+    own = [f for f in stack.frames if not any(part in f.file for part in LAUNCH)]
+    lines = [f"{f.name} ({f.file}:{f.line})" for f in own[:EVIDENCE_LINES]]
+    lines += [f"rank {s.rank}: {_place(s)}" for _, s in absent[1:3]]
+    lines += [f"rank {s.rank}: {_wait(s)}, from {_place(s)}" for _, s in waiting[:3]]
     return tuple(lines)
 
 

@@ -256,6 +256,18 @@ def not_started(evidence: Evidence) -> Finding | None:
     )
 
 
+def not_run(evidence: Evidence) -> Finding | None:
+    """An operation whose run did not complete."""
+    if evidence.state != "NOT_RUN":
+        return None
+    said = evidence.reason.removeprefix("not run: ") or "the run before it did not complete"
+    return Finding(
+        "not-run",
+        f"it was not run, because {said}",
+        f"tp job why tells of that run; once that is COMPLETED, tp job retry {evidence.run_id}",
+    )
+
+
 REFUSALS: tuple[tuple[str, str, str], ...] = (
     (
         r"Invalid account or account/partition combination",
@@ -341,5 +353,5 @@ def slurm_refused(evidence: Evidence) -> Finding | None:
     )
 
 
-RULES = (not_started, slurm_refused, waits_here)
+RULES = (not_started, not_run, slurm_refused, waits_here)
 WAITS = (pending,)

@@ -100,5 +100,27 @@ def command_failed(evidence: Evidence) -> Finding | None:
     )
 
 
+def rank_exit(evidence: Evidence) -> Finding | None:
+    """A rank that left by itself, with an exit code and no exception."""
+    found = culprit(evidence)
+    recorded = found.node.failure if found.node else None
+    if evidence.state not in OWN or found.is_victim or recorded is None or recorded.exception:
+        return None
+    if recorded.exitcode is None or recorded.exitcode <= 0:
+        return None
+    own = f"[rank{found.rank}]: "
+    lines = [line for line in (*found.log.head, *found.log.tail) if line.startswith(own)] if found.log else []
+    last = lines[-1].removeprefix(own) if lines else ""
+    said = f"; the last it printed: {shortly(last)}" if last else ""
+    return Finding(
+        "rank-exit",
+        f"rank {found.rank}{on_host(found.host)} left by itself with exit code {recorded.exitcode}, and raised"
+        f" nothing{said}",
+        "look for sys.exit or os._exit in the program, and at what that rank printed: tp job logs RUN",
+        evidence=(*lines[-4:], *found.victims[:2]),
+        **place(found),
+    )
+
+
 RULES = (first_failing_rank, python_exception)
-LAST = (command_failed,)
+LAST = (rank_exit, command_failed)
