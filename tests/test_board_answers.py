@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 import json
+import math
 import time
 from array import array
 from collections.abc import Callable, Iterator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import subprocess
@@ -60,6 +61,13 @@ def fill(root: Path) -> None:
         "inf": math.inf,
     }
     write_points(odd, [(s, STARTED - 9000 + s, values) for s in range(3)], hparams={MARKUP: {MARKUP: MARKUP}})
+    report = {
+        "schema": "tuneplane/eval-report/v1",
+        "harness": {"name": MARKUP, "version": "1"},
+        "results": [{"task": MARKUP, "metric": "acc", "value": 0.4375, "stderr": 0.125, "samples": 16}, 7],
+    }
+    (odd.out / "eval").mkdir(parents=True)
+    (odd.out / "eval/report.json").write_text(json.dumps(report))
     odd.attempt(0).node_log(0).write_text(f"\x1b[31m{MARKUP}\x1b[0m\nsecond line\n")
     make_run(root, EMPTY, STARTED - 9500)
     for number in range(200):
@@ -238,6 +246,13 @@ def test_attempts_logs_config_system_and_summary(page: Browser) -> None:
     page.wait(
         lambda: f"tp job why {EMPTY}" in page.text(".view .empty"), "a run without points says what to do"
     )
+
+
+def test_what_an_evaluation_found_is_shown_as_text(page: Browser) -> None:
+    page.show(f"runs={ODD}&tab=summary")
+    page.wait(lambda: "Evaluation" in page.text(".summary"), "its evaluation")
+    for words in (MARKUP, "0.4375", "0.125", "16", "report.json: 1 of its rows cannot be read"):
+        assert words in page.text(".summary")
 
 
 def test_csv_and_png_of_a_chart(page: Browser) -> None:
