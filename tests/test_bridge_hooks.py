@@ -69,7 +69,7 @@ later = Trainer()
 later.add_callback(4)
 later.add_callback(Own)
 print(names(later), Trainer.__init__.__doc__)
-print([finder for finder in sys.meta_path if "tuneplane" in type(finder).__module__])
+print([finder for finder in sys.meta_path if getattr(finder, "name", "").startswith("transformers")])
 """
 
 

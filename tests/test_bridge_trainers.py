@@ -1,4 +1,4 @@
-"""Real trainers through the bridge, on the CPU: torch's loaders, torchrun's ranks, transformers."""
+"""Real trainers through the bridge, on the CPU: torch, torchrun, transformers. TRL has test_trl_runs.py."""
 
 from __future__ import annotations
 

@@ -255,6 +255,33 @@ def test_of_a_huge_file_so_much_is_looked_at_as_time_and_memory_allow(tmp_path: 
     assert found.faults == [] and found.rows > 100
 
 
+def test_time_runs_out_on_bad_rows_and_on_many_small_files_too(tmp_path: Path) -> None:
+    binding = CATALOG.get("trl/sft").binding("train_data")
+    assert binding is not None
+    (tmp_path / "bad.jsonl").write_text('{"text": 1\n' * 200_000)
+    found = look_at(binding, tmp_path / "bad.jsonl", {}, seconds=0)
+    assert len(found.faults) == 1 and len(found.notices) == 1
+    for number in range(5):
+        written(tmp_path / f"many/{number}.jsonl", [TALK])
+    (notice,) = look_at(binding, tmp_path / "many", {}, seconds=0).notices
+    assert "1 rows were looked at in 0 s; 4 of 5 files were not" in notice
+
+
+def test_links_that_lead_up_and_lines_without_rows_have_an_end(tmp_path: Path) -> None:
+    written(tmp_path / "a/b/one.jsonl", [TALK])
+    for name in ("up", "up too"):
+        (tmp_path / "a/b" / name).symlink_to(tmp_path / "a")
+    assert look(tmp_path / "a").rows == 1
+    (tmp_path / "blank.jsonl").write_text("\n" * 300_000)
+    assert "more than 100,000 blank lines on end" in said(tmp_path / "blank.jsonl")[0]
+
+
+def test_faults_at_many_places_of_a_row_are_one(tmp_path: Path) -> None:
+    rows_ = [{"messages": [*TALK["messages"]] * n + [{"role": "user", "content": 7}]} for n in range(1, 50)]
+    (only,) = said(written(tmp_path / "a.jsonl", rows_))
+    assert ":1: messages[2].content is an int, not text (and 48 more like it)" in only
+
+
 def test_a_row_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "LONGEST_ROW_BYTES", 1 << 20)
     file = tmp_path / "a.jsonl"

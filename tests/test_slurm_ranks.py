@@ -106,3 +106,14 @@ def test_a_rank_that_hangs_after_the_check_went_well(
     assert "ranks 0, 1, 2 waited in all_reduce" in found["sentence"]
     assert "tuneplane: preflight: 4 ranks on 2 nodes met after " in run.log()
     assert left_by(testbed, [run]) == []
+
+
+def test_no_rank_outlives_an_agent_that_is_killed(
+    training: Training, lab: SlurmLab, testbed: Testbed
+) -> None:
+    run = submit(training, lab, "hang")
+    run.wait_for(lambda: "joined 3" in run.log("--node", "1"), "the ranks have met", 120)
+    record = json.loads(run.read("attempts/0/node-1.json"))
+    testbed.node_exec(record["host"], ["kill", "-KILL", str(record["pid"])])
+    run.wait("FAILED", timeout_s=120)
+    assert left_by(testbed, [run]) == []

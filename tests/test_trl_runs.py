@@ -17,7 +17,7 @@ from trl_lab import TRAINERS, TrlLab, TrlRun, make_tiny_model
 
 from tuneplane.hf_export.folder import read_origin
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 OFFLINE = {"PATH": os.defpath, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -107,22 +107,30 @@ def test_the_final_model_is_in_hf_export_and_loads_by_itself(
     assert final["next"] != fourth["next"] and final["next"] != base["next"]
 
 
-@pytest.mark.contract("C10")
+def rendered(lab: TrlLab, shared: Path) -> TrlRun:
+    """A run like the unbroken one that has not started."""
+    done = lab.tp("render", *sft_words(lab, shared), "--json")
+    assert done.returncode == 0, done.stderr
+    return TrlRun(Path(json.loads(done.stdout)["folder"]))
+
+
+def run_to_end(lab: TrlLab, run: TrlRun) -> None:
+    done = lab.tp("submit", "--run", run.folder.name)
+    assert done.returncode == 0, done.stderr
+    assert run.ended()["code"] == 0, run.log()
+
+
 def test_a_cut_run_goes_on_from_its_last_complete_checkpoint_as_if_it_had_not_been(
     sft: tuple[TrlLab, TrlRun], shared: Path
 ) -> None:
     """As after a kill in the middle of saving: checkpoint-5 lacks its state, checkpoint-4 is whole."""
     lab, unbroken = sft
-    done = lab.tp("render", *sft_words(lab, shared), "--json")
-    assert done.returncode == 0, done.stderr
-    run = TrlRun(Path(json.loads(done.stdout)["folder"]))
+    run = rendered(lab, shared)
     whole, cut = (run.out / "checkpoints" / f"checkpoint-{step}" for step in (4, 5))
     shutil.copytree(unbroken.out / "checkpoints/checkpoint-4", whole)
     shutil.copytree(whole, cut, ignore=shutil.ignore_patterns("trainer_state.json"))
     (cut / "trainer_state.json.partial").write_text("{")
-    done = lab.tp("submit", "--run", run.folder.name)
-    assert done.returncode == 0, done.stderr
-    assert run.ended()["code"] == 0, run.log()
+    run_to_end(lab, run)
     found, before = points(run), points(unbroken)
     assert sorted(found["train/loss"]) == [5, 6], "steps up to the checkpoint are not computed again"
     names = ("train/loss", "train/grad_norm", "train/learning_rate", "validation/loss")
@@ -130,6 +138,20 @@ def test_a_cut_run_goes_on_from_its_last_complete_checkpoint_as_if_it_had_not_be
     assert resumed(found, 4, *names) == resumed(expected, 4, *names)
     again, first = loaded(run.out / "hf_export", unbroken.out / "hf_export")
     assert again["next"] == pytest.approx(first["next"], abs=1e-3)
+
+
+def test_a_run_that_was_cut_after_its_last_step_only_saves_its_model(
+    sft: tuple[TrlLab, TrlRun], shared: Path
+) -> None:
+    lab, unbroken = sft
+    run = rendered(lab, shared)
+    shutil.copytree(unbroken.out / "checkpoints/checkpoint-6", run.out / "checkpoints/checkpoint-6")
+    run_to_end(lab, run)
+    assert "train/loss" not in points(run)
+    weights = "hf_export/model.safetensors"
+    assert (run.out / weights).read_bytes() == (unbroken.out / weights).read_bytes()
+    origin = read_origin(run.out / "hf_export")
+    assert origin is not None and (origin.source, origin.step) == ("final", 6)
 
 
 def export(out: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -96,6 +96,9 @@ def test_a_new_experiment_needs_a_model_and_data_and_nothing_else(
     tmp_path: Path, shared: Path, method: str
 ) -> None:
     lab = TrlLab(tmp_path, method, shared)
+    done = lab.tp("new", "again", "--method", method)
+    assert "next: write experiments/again/config.yaml, git add -A" in done.stdout
+    lab.commit()
     assert {p.name for p in lab.folder.iterdir()} == {
         *("config.yaml", "README.md", "recipe.lock.json"),
         *(["rewards.py"] if method == "trl/grpo" else []),

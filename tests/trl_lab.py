@@ -48,7 +48,9 @@ QUICK = ("logging_steps=1", "save_steps=4", "per_device_train_batch_size=2", "le
 def make_tiny_model(folder: Path) -> Path:
     """The folder with `tiny model`, `sft.jsonl`, `held [out].jsonl`, `dpo.jsonl` and `grpo.jsonl`."""
     environ = {"PATH": os.defpath, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, TRAINERS / "tiny_model.py", folder], env=environ, check=True, timeout=100)
+    subprocess.run(
+        [sys.executable, TRAINERS / "tiny_language_model.py", folder], env=environ, check=True, timeout=100
+    )
     return folder
 
 
@@ -59,7 +61,7 @@ class TrlRun:
         self.folder = folder
         self.out = folder / "out"
 
-    def ended(self, attempt: int = 0, timeout: float = 100) -> dict[str, Any]:
+    def ended(self, attempt: int = 0, timeout: float = 150) -> dict[str, Any]:
         """How the attempt ended; waits for it."""
         record = self.folder / f"attempts/{attempt}/end.json"
         deadline = time.monotonic() + timeout

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 USAGE = (
-    "usage: python -m tuneplane.bridge [--preflight] [--hook NAME]... (script.py | -m module) [argument]..."
+    "usage: python -m tuneplane.bridge [--hook NAME]... [--preflight] (script.py | -m module) [argument]..."
 )
 
 WRONG_USAGE = 2

@@ -7,7 +7,7 @@ and a check that was asked for.
 from __future__ import annotations
 
 import faulthandler
-import importlib
+import importlib.util
 import os
 from _signal import SIG_DFL, SIGQUIT, getsignal  # type: ignore[import-not-found]  # `signal` costs 2 ms
 
@@ -23,10 +23,9 @@ HOOKS = "tuneplane.bridge.hooks"
 
 def prepare(command: Command) -> None:
     """Everything before the entry. Ends the process with 2 where a hook is not known."""
-    known = hook_names() if command.hooks else []
     for name in command.hooks:
-        if name not in known:
-            refuse(f"unknown hook {name!r}; there are: {', '.join(known)}")
+        if not (name.isidentifier() and importlib.util.find_spec(f"{HOOKS}.{name}")):
+            refuse(f"unknown hook {name!r}; there are: {', '.join(hook_names())}")
     dump_stacks_on_request()
     keep_process_groups()
     for name in command.hooks:

@@ -43,9 +43,8 @@ def new_command(name: str, method: str, folder: str | None) -> None:
     click.echo(f"experiment {name} in {path}")
     for file in sorted(path.iterdir()):
         click.echo(f"  {file.name}")
-    click.echo(
-        f"next: write {path.relative_to(lab.root)}/train.sh, git add -A && git commit, tp submit {name}"
-    )
+    own = "train.sh" if (path / "train.sh").exists() else "config.yaml"
+    click.echo(f"next: write {path.relative_to(lab.root)}/{own}, git add -A && git commit, tp submit {name}")
 
 
 @click.command("ls")

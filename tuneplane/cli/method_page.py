@@ -126,14 +126,17 @@ def _bindings(recipe: Recipe, language: Language) -> list[tuple[str, ...]]:
             f"--{binding.name.replace('_', '-')}",
             "required" if binding.required else "optional",
             "a hub id or a path" if binding.hub else "a path",
-            said(binding.help, language) + _columns(binding),
+            said(binding.help, language) + _form(binding),
         )
         for binding in recipe.bindings
     ]
     return [("FLAG", "", "TAKES", ""), *rows] if rows else []
 
 
-def _columns(binding: Binding) -> str:
+def _form(binding: Binding) -> str:
+    """What the data must be, where its binding says so."""
+    if binding.class_folders:
+        return f" (folders of classes: {plain(', '.join(binding.class_folders))})"
     sets = " | ".join(", ".join(columns) for columns in binding.columns)
     return f" (columns: {plain(sets)})" if sets else ""
 

@@ -29,7 +29,7 @@ LOOK_S = 10.0
 
 DATA = ("train_data", "validation_data")
 
-_EVERY = 256  # rows between two looks at the clock
+_EVERY = 256  # rows, good and bad, between two looks at the clock
 
 
 def check_inputs(
@@ -106,6 +106,10 @@ def look_at(binding: Binding, path: Path, params: Mapping[str, Any], seconds: fl
     sets = [tuple(_named(column, params) for column in columns) for columns in binding.columns]
     until = time.monotonic() + seconds
     for index, file in enumerate(files):
+        if index and time.monotonic() > until:
+            left = f"{len(files) - index:,} of {len(files):,} files were not"
+            look.notices.append(f"{look.name}: {look.rows:,} rows were looked at in {seconds:g} s; {left}")
+            break
         try:
             whole, share = _read(look, file, sets, until)
         except NotLookedAt as error:
@@ -128,7 +132,11 @@ def _read(look: Look, file: Path, sets: Sequence[forms.Columns], until: float) -
     """Read one file. Whether all of it was read, and else how many percent."""
     counted: dict[str, tuple[Fault, int]] = {}
     size, rows, share, whole = file.stat().st_size, 0, 100, True
-    for item in read_rows(file):
+    for number, item in enumerate(read_rows(file), 1):
+        if number % _EVERY == 0 and time.monotonic() > until:
+            offset = item.offset if isinstance(item, Row) else 0
+            whole, share = False, min(99, 100 * offset // max(1, size))
+            break
         if isinstance(item, Fault):
             _count(counted, item.what.partition(":")[0], item)
             continue
@@ -141,9 +149,6 @@ def _read(look: Look, file: Path, sets: Sequence[forms.Columns], until: float) -
                 _count(counted, "columns", Fault(f"{look.name} {what}", item.where, remedy))
                 break
         _judge(look, counted, item)
-        if rows % _EVERY == 0 and time.monotonic() > until:
-            whole, share = False, min(99, 100 * item.offset // max(1, size))
-            break
     look.rows += rows
     if not rows and not counted:
         counted["empty"] = Fault(f"{look.name} has no rows", str(file)), 1

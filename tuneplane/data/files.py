@@ -34,7 +34,7 @@ def data_files(path: Path, name: str) -> tuple[list[Path], list[Fault]]:
     found: list[Path] = []
     others: list[str] = []
     for folder, folders, names in os.walk(path, followlinks=True):
-        folders[:] = sorted(f for f in folders if not f.startswith((".", "__")))
+        folders[:] = sorted(f for f in folders if not f.startswith((".", "__")) and not _leads_up(folder, f))
         for file in sorted(names):
             if FILE.search(file) and file not in _SAVED and not file.startswith((".", "__")):
                 found.append(Path(folder, file))
@@ -56,6 +56,12 @@ def data_files(path: Path, name: str) -> tuple[list[Path], list[Fault]]:
             Fault(f"{name}: datasets reads [ ] * ? in a folder's path as a pattern", where, remedy)
         ]
     return found, []
+
+
+def _leads_up(folder: str, name: str) -> bool:
+    """Whether a folder in `folder` is a link to one that holds it: walking it has no end."""
+    path = Path(folder, name)
+    return path.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path))
 
 
 def described(path: Path) -> bool:

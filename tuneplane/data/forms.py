@@ -5,6 +5,7 @@ The forms are those of TRL's "Dataset formats and types".
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def problem(row: Any, columns: Columns) -> tuple[str, str]:
     for column in columns:
         found = _column_problem(column, row[column], alone=len(columns) == 1)
         if found:
-            return f"{column}: {found}", found
+            return re.sub(r"\[[0-9]+\]", "[]", found), found
     kinds = {column: isinstance(row[column], list) for column in columns if column in EITHER}
     if len(set(kinds.values())) > 1:
         text = next(column for column, listed in kinds.items() if not listed)

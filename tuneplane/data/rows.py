@@ -25,6 +25,9 @@ FILE = re.compile(r"\.(jsonl?|parquet)(\.(gz|bz2|xz))?$")
 LONGEST_ROW_BYTES = 64 << 20
 """A row this long is no sample of text; more of it is not read."""
 
+MOST_BLANK = 100_000
+"""So many lines without a row are no data, and nobody is to wait for their end."""
+
 CHUNK = 1 << 20
 
 _OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
@@ -74,6 +77,7 @@ def _as_it_is(raw: IO[bytes]) -> IO[bytes]:
 
 
 def _lines(file: IO[bytes], raw: IO[bytes], name: str) -> Iterator[Row | Fault]:
+    blank = 0
     for number in itertools.count(1):
         line = file.readline(LONGEST_ROW_BYTES + 1)
         where = f"{name}:{number}"
@@ -85,7 +89,12 @@ def _lines(file: IO[bytes], raw: IO[bytes], name: str) -> Iterator[Row | Fault]:
         if number == 1:
             line = line.removeprefix(b"\xef\xbb\xbf")
         if not line.strip():
+            blank += 1
+            if blank > MOST_BLANK:
+                yield Fault(f"more than {MOST_BLANK:,} blank lines on end", where, "is it a data file?")
+                return
             continue
+        blank = 0
         value = _value(line, where)
         yield value if isinstance(value, Fault) else Row(where, value[0], raw.tell())
 

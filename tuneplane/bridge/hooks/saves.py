@@ -33,6 +33,8 @@ def _patch(module: ModuleType) -> None:
         state: Any = vars(module)["TrainerState"]
         trainer.save_model = _final_apart(trainer.save_model)
         state.save_to_json = _in_one_piece(state.save_to_json)
+        if hasattr(trainer, "_run_epoch"):  # private, and so perhaps not there
+            trainer._run_epoch = _no_step_too_many(trainer._run_epoch)
     except Exception as error:  # a transformers of another shape: it saves as it always did
         say_hook_failed("saves", error)
 
@@ -46,6 +48,19 @@ def _in_one_piece(save: Any) -> Any:
         os.replace(f"{json_path}{PARTIAL}", json_path)
 
     return save_to_json
+
+
+def _no_step_too_many(run_epoch: Any) -> Any:
+    """A run that was cut after its last step only saves: transformers 5 counts steps after it did one more."""
+
+    @functools.wraps(run_epoch)
+    def _run_epoch(self: Any, *arguments: Any, **more: Any) -> Any:
+        if 0 < self.state.max_steps <= self.state.global_step:
+            self.control.should_training_stop = True
+            return None
+        return run_epoch(self, *arguments, **more)
+
+    return _run_epoch
 
 
 def _final_apart(save: Any) -> Any:
