@@ -70,7 +70,9 @@ def _where(lines: tuple[str, ...]) -> str:
     """The innermost place in the user's own code."""
     frames = [line.strip() for line in lines if line.lstrip().startswith('File "')]
     own = [
-        f for f in frames if "site-packages" not in f and "dist-packages" not in f and "/lib/python3" not in f
+        f
+        for f in frames
+        if not any(part in f for part in ("site-packages", "dist-packages", "/lib/python3", "<frozen "))
     ]
     return f"look at {own[-1].removeprefix('File ')}" if own else ""
 
