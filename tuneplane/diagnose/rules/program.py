@@ -56,7 +56,8 @@ def python_exception(evidence: Evidence) -> Finding | None:
         f"the program raised {name}{on(found)}" + (f": {said}" if said else ""),
         _where(found.trace.lines),
         evidence=lines_of(found),
-        certainty=CERTAIN if near and (found.ending or 0) > 0 else POSSIBLE,
+        # Where the agent itself was killed, what the program said last may be of that.
+        certainty=CERTAIN if near and (found.ending or 0) > 0 and evidence.state != "LOST" else POSSIBLE,
         **place(found),
     )
 
