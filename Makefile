@@ -69,7 +69,7 @@ test-fast: install
 
 # Trainers that the callback is tested in: torch, transformers, TRL. For `make test` alone.
 .venv/training: tests/requirements-training.txt .venv/installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -r tests/requirements-training.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --use-pep517 -r tests/requirements-training.txt
 	@touch $@
 
 # What computes runs beside what mostly waits for Slurm; each prints once it is done.

@@ -34,6 +34,7 @@ def check(*words: str, path: str | None = None) -> subprocess.CompletedProcess[s
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.contract("C47")
 def test_both_methods_train_and_leave_curves_and_artifacts(tmp_path: Path) -> None:
     if importlib.util.find_spec("trl") is None:
         reason = "tests/requirements-training.txt is not installed: `make test` does so"
