@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tuneplane.diagnose.culprit import culprit
 from tuneplane.diagnose.evidence import Evidence
 from tuneplane.diagnose.finding import CERTAIN, LIKELY, POSSIBLE, Finding
@@ -78,6 +80,16 @@ def _where(lines: tuple[str, ...]) -> str:
     return f"look at {own[-1].removeprefix('File ')}" if own else ""
 
 
+def _last_said(tail: Sequence[str]) -> str:
+    """The program's last line; of a fault that ends with its remedy, the fault."""
+    for before, line in reversed(list(zip(("", *tail), tail, strict=False))):
+        if line.lstrip().startswith("→ ") and before:
+            return before.removeprefix(OURS)
+        if not line.startswith(OURS):
+            return line
+    return ""
+
+
 def command_failed(evidence: Evidence) -> Finding | None:
     """An exit code and no word of why."""
     found = culprit(evidence)
@@ -88,15 +100,13 @@ def command_failed(evidence: Evidence) -> Finding | None:
         return None
     several = len(evidence.nodes) > 1
     where = f" on node {found.node.rank} ({found.host})" if several else ""
-    last = next(
-        (line for line in reversed(found.log.tail if found.log else ()) if not line.startswith(OURS)), ""
-    )
+    last = _last_said(found.log.tail if found.log else ())
     said = f"; the last it printed: {shortly(last)}" if last else ", and it printed nothing"
     ended = f"the command ended with exit code {code}" if code < 128 else found.node.reason
     return Finding(
         "command-failed",
         f"{ended}{where}{said}",
-        "`set -x` in train.sh shows the line that fails; the whole log: tp job logs RUN",
+        "the whole log: tp job logs RUN; in a script, `set -x` shows the line that fails",
         evidence=(*last_lines(found.log, 6), *image_lines(found.log)),
         certainty=LIKELY,
         **place(found),
