@@ -144,6 +144,11 @@ def test_one_fault_is_not_many(lab: Lab) -> None:
     assert "add: 2 faults\n" in two.stdout
 
 
+def test_a_misspelt_binding_of_the_file_is_told_its_name(lab: Lab) -> None:
+    lab.config("modle: /x\n")
+    assert "toy/sum has no parameter modle\n  → did you mean model?" in lab.faults()
+
+
 @pytest.mark.contract("C5")
 def test_flags_win_over_the_file_and_the_file_over_the_recipe(lab: Lab) -> None:
     lab.config(f"learning_rate: 0.5\noptim: {{name: sgd}}\ntrain_data: {lab.data}\n")
