@@ -125,7 +125,7 @@ def read_failure(ranks_dir: Path, log: Path, host: str, node_rank: int, ranks: i
     """
     summary = read_summary(log)
     found: dict[int, RankEnd] = {}
-    for local in range(ranks):
+    for local in sorted({*range(ranks), *summary}):  # a user's own torchrun may have started more
         known = summary.get(local)
         base = known or RankEnd(node_rank * ranks + local, local)
         raised = _newest_error(ranks_dir, replace(base, host=host))
