@@ -106,7 +106,7 @@ def check_parameters(recipe: Recipe, given: Iterable[Override]) -> tuple[list[Fa
     """
     faults: list[Fault] = []
     values = {p.name: p.default for p in recipe.parameters if not p.required}
-    names = [p.name for p in (*recipe.parameters, *recipe.bindings)]
+    names = [p.name for p in recipe.parameters] + [b.name for b in recipe.bindings]
     said: dict[str, Override] = {}
     for override in given:
         said[override.key] = override
