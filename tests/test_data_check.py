@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import json
+import os
 import time
 import tracemalloc
 from collections.abc import Iterable
@@ -143,6 +144,7 @@ def test_files_that_are_not_data(tmp_path: Path) -> None:
     (tmp_path / "wide.jsonl").write_bytes(json.dumps(TALK).encode("utf-16"))
     (tmp_path / "a.csv").write_text("text\nhello\n")
     (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "nothing").mkdir()
     (tmp_path / "others").mkdir()
     (tmp_path / "others/a.txt").write_text("x")
@@ -157,6 +159,7 @@ def test_files_that_are_not_data(tmp_path: Path) -> None:
         "folder.jsonl": "train data is a folder that is called like a file",
         "nothing": "train data has no file of .jsonl, .json or .parquet",
         "others": "train data has no file of .jsonl, .json or .parquet",
+        "pipe.jsonl": "train data is neither a file nor a folder",
         "saved": "train data was written by save_to_disk, which load_dataset does not read",
         "wide.jsonl": "is UTF-16, not UTF-8",
     }

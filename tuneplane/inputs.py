@@ -5,6 +5,9 @@ Compile calls `read_inputs`. Of a recipe with free parameters config.yaml is not
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +28,9 @@ EXPORT = "hf_export"
 """Below a run's output folder: what `--init-from` takes of it (C13)."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
+
+_DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt)(\.(gz|bz2|xz))?$")
+"""A name that is mistyped, or said from another folder: no id of the hub ends so."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +84,10 @@ def exported_model(recipe: Recipe, text: str, model: str | None) -> Path:
         raise UsageError(Fault(f"{recipe.id} starts from no model", where, "leave it away"))
     if model is not None:
         raise UsageError(Fault("--model and --init-from name two models", where, "keep one"))
-    run = find_run(text.removeprefix("run/"))
+    try:
+        run = find_run(text.removeprefix("run/"))
+    except UsageError as error:
+        raise UsageError(*(dataclasses.replace(fault, where=where) for fault in error.faults)) from None
     weights = run.out / EXPORT
     if not weights.is_dir() or weights.is_symlink():
         made = "export" in _operations(run.job)
@@ -151,12 +160,24 @@ def located(binding: Binding, text: str, where: str) -> str:
 
     As Hugging Face's own tools do, a path that is there wins over an id of the same letters.
     """
-    path = Path(text).expanduser()
-    if text and path.exists():
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises where there is no such user)
+    if text and os.path.exists(path):  # noqa: PTH110 (Path.exists raises for a name that is too long)
         return str(path.absolute())
-    looks_like_path = text.startswith(("/", ".", "~")) or text.count("/") > 1
+    looks_like_path = text.startswith(("/", ".", "~")) or text.count("/") > 1 or _DATA_FILE.search(text)
     if binding.hub and not looks_like_path and _HUB_ID.fullmatch(text):
         return text
-    near = [p.name for p in path.parent.iterdir()][:1000] if path.parent.is_dir() else []
-    remedy = remedy_for(path.name, near, "name a path that this host and the compute nodes see")
-    raise UsageError(Fault(f"{binding.name.replace('_', ' ')} {text!r} is not there", where, remedy))
+    name = f"{binding.name.replace('_', ' ')} {text!r}"
+    if os.path.islink(path):  # noqa: PTH114 (as above)
+        leads = f"{name} is a link to {os.readlink(path)!r}, which is not there"  # noqa: PTH115
+        raise UsageError(Fault(leads, where, "name what the link is to lead to"))
+    remedy = remedy_for(path.name, _beside(path), "name a path that this host and the compute nodes see")
+    raise UsageError(Fault(f"{name} is not there", where, remedy))
+
+
+def _beside(path: Path) -> list[str]:
+    """Some names in the folder of `path`; none where that cannot be read."""
+    try:
+        with os.scandir(path.parent) as entries:
+            return [entry.name for entry in itertools.islice(entries, 1000)]
+    except (OSError, ValueError):
+        return []

@@ -29,6 +29,10 @@ def data_files(path: Path, name: str) -> tuple[list[Path], list[Fault]]:
         if FILE.search(path.name):
             return [path], []
         return [], [Fault(f"{name} is none of {FORMATS}", where, "convert it: a row a line, as JSON")]
+    if not path.is_dir():
+        return [], [
+            Fault(f"{name} is neither a file nor a folder", where, "name a file, or a folder of them")
+        ]
     if FILE.search(path.name):
         return [], [Fault(f"{name} is a folder that is called like a file", where, "rename it")]
     found: list[Path] = []
