@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from tuneplane.kernel.errors import Fault, OperationError
+from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.kernel.submission import record_submission
+from tuneplane.node import subject
 from tuneplane.node.queue import QueuedJob, jobs_in
-from tuneplane.node.subject import Evidence, Standing, standing
+from tuneplane.node.subject import Evidence, Standing, read_standing, standing
 
 DONE = {"code": 0, "for_good": True}
 FAILED = {"code": 7, "for_good": True}
@@ -94,3 +98,25 @@ def test_squeues_lines_are_told_apart_by_the_runs_folder() -> None:
     said = "7|7_N/A|RUNNING|/r/a b|c\n8|6_2|PENDING|/r/other\n\n9|9_N/A|PENDING|/r/a b|c\n"
     assert [found.job_id for found in jobs_in(Path("/r/a b|c"), said)] == ["7", "9"]
     assert jobs_in(Path("/r/other"), said)[0].names == {"8", "6_2"}
+
+
+def test_a_controller_that_is_away_for_a_moment_ends_no_operation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunFolder(tmp_path)
+    run.submissions.mkdir()
+    record_submission(run, "7", "tp")
+    answers = [OperationError(Fault("squeue: Unable to contact slurm controller", "Slurm"))] * 2
+
+    def squeue(*_: Any, **__: Any) -> list[QueuedJob]:
+        if answers:
+            raise answers.pop()
+        return [job("7", "RUNNING")]
+
+    monkeypatch.setattr(subject, "read_queue", squeue)
+    monkeypatch.setattr(subject, "LOOK_AGAIN_S", 0.01)
+    assert read_standing(run, {}) == Standing("GOES_ON", "7")
+    answers += [OperationError(Fault("squeue: no answer", "Slurm"))] * 9
+    monkeypatch.setattr(subject, "SLURM_AWAY_S", -1.0)
+    with pytest.raises(OperationError, match="no answer"):
+        read_standing(run, {})

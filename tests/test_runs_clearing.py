@@ -135,6 +135,17 @@ def test_a_run_that_is_not_surely_over_stays(ended: RunFolder, slurm: HandSlurm,
     assert list(look(older_s=0.0).kept) == [ended.run_id]
 
 
+def test_a_run_that_an_evaluation_waits_for_or_works_on_stays(
+    ended: RunFolder, slurm: HandSlurm, tmp_path: Path
+) -> None:
+    subject = {"run_id": ended.run_id, "folder": str(ended.path), "awaited": ""}
+    operation = slurm_run(tmp_path / "tuneplane", 1, {"spec.operation": "eval", "spec.subject": subject})
+    submit(operation, "43")
+    slurm.jobs({"43": "PENDING"})
+    assert look(older_s=0.0, with_out=True).items == []
+    assert look(older_s=0.0).kept[ended.run_id] == f"{operation.run_id}, which works on it, is PENDING"
+
+
 def test_half_made_folders_go_after_a_day(ended: RunFolder) -> None:
     ended.script.unlink()
     (ended.submissions / "42.json").unlink()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuneplane.kernel.errors import OperationError
 from tuneplane.kernel.runfolder import RunFolder, noted_jobs
 from tuneplane.kernel.submission import Submission, read_submissions
 from tuneplane.node.queue import OVER, QueuedJob, read_queue
@@ -25,6 +26,9 @@ SETTLE_S = 5.0
 """How long a record that should be there is looked for: another node's write shows up late on shared storage."""
 
 LOOK_AGAIN_S = 1.0
+
+SLURM_AWAY_S = 60.0
+"""How long a Slurm that does not answer is asked again: its controller may just be restarted."""
 
 CLEARED = "cleared.json"
 """What `tp job gc` leaves of a run's records. Source: runs/records.py."""
@@ -105,12 +109,17 @@ def _ended(e: Evidence, claimed: str, newest: str) -> str:
 
 
 def read_standing(run: RunFolder, environ: Mapping[str, str]) -> Standing:
-    """How the run is now. Raises OperationError where Slurm would have to tell and does not answer."""
-    deadline = time.monotonic() + SETTLE_S
+    """How the run is now. Raises OperationError where Slurm would have to tell and does not answer for a while."""
+    started = time.monotonic()
     while True:
-        found = standing(read_evidence(run, environ))
-        if found.state != "LOST" or time.monotonic() > deadline:
-            return found
+        try:
+            found = standing(read_evidence(run, environ))
+        except OperationError:
+            if time.monotonic() > started + SLURM_AWAY_S:
+                raise
+        else:
+            if found.state != "LOST" or time.monotonic() > started + SETTLE_S:
+                return found
         time.sleep(LOOK_AGAIN_S)
 
 

@@ -68,6 +68,7 @@ def old_runs(runs: Iterable[RunFolder], older_s: float, *, with_out: bool) -> Lo
     folders = [run for run in runs if _is_own(run)]
     states = read_states(folders)
     found = Looked()
+    worked_on = {state.subject: state for state in states if state.subject and state.state not in OVER}
     queue: Answer | None = None
     working: set[str] = set()  # real paths of folders in which a job works
     for run, state in zip(folders, states, strict=True):
@@ -83,6 +84,9 @@ def old_runs(runs: Iterable[RunFolder], older_s: float, *, with_out: bool) -> Lo
         why = _why_not(run, state, queue)
         if not why and os.path.realpath(run.path) in working:
             why = STILL_THERE
+        if not why and run.run_id in worked_on:
+            operation = worked_on[run.run_id]
+            why = f"{operation.run_id}, which works on it, is {operation.state}"
         if why:
             found.kept[run.run_id] = why
             continue
