@@ -140,6 +140,14 @@ def test_data_that_only_a_folder_can_be_takes_no_id_of_the_hub(lab: Lab) -> None
     assert "train data 'org/data' is not there" in said and "'org/model'" not in said
 
 
+@pytest.mark.parametrize("path", ["~nobody-here/model", "x" * 300])
+def test_a_path_that_cannot_be_looked_at_is_a_fault_beside_the_others(lab: Lab, path: str) -> None:
+    said = lab.faults("--model", path, "--train-data", "org/data", "--set", "learning_rate=fast")
+    assert f"model {path[:10]}" in said.replace("'", "")
+    assert "'org/data' is not there" in said and "learning_rate" in said
+    assert "fault of TunePlane" not in said
+
+
 def test_a_flag_that_is_missing_is_told_by_validate_and_refused_by_submit(lab: Lab) -> None:
     checked = lab.tp("validate", "add", "--profile", "local:1", "--model", "org/model")
     assert checked.returncode == 0, checked

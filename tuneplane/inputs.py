@@ -5,8 +5,11 @@ Compile calls `read_inputs`. Of a recipe with free parameters config.yaml is not
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from tuneplane.recipes.documents import Document, Key, read_document
 from tuneplane.recipes.names import remedy_for
 from tuneplane.recipes.parameters import Override, check_parameters, ignored_bindings, parse_sets
 from tuneplane.recipes.recipe import Binding, Recipe
+from tuneplane.recipes.values import shown
 from tuneplane.runs.index import find_run
 from tuneplane.spec import read
 
@@ -151,12 +155,29 @@ def located(binding: Binding, text: str, where: str) -> str:
 
     As Hugging Face's own tools do, a path that is there wins over an id of the same letters.
     """
-    path = Path(text).expanduser()
-    if text and path.exists():
-        return str(path.absolute())
+    label = binding.name.replace("_", " ")
+    try:
+        path = Path(text).expanduser()
+        if text and path.exists():
+            return str(path.absolute())
+    except RuntimeError:  # `~` of a user whom this host does not know
+        remedy = "name it by its whole path"
+        raise UsageError(
+            Fault(f"{label} {text!r}: nobody here has that home folder", where, remedy)
+        ) from None
+    except OSError as error:  # a name too long, a folder that may not be looked into
+        raise UsageError(
+            Fault(f"{label} {shown(text)} cannot be looked at: {error.strerror}", where)
+        ) from None
     looks_like_path = text.startswith(("/", ".", "~")) or text.count("/") > 1
     if binding.hub and not looks_like_path and _HUB_ID.fullmatch(text):
         return text
-    near = [p.name for p in path.parent.iterdir()][:1000] if path.parent.is_dir() else []
+    near = list(_near(path.parent))
     remedy = remedy_for(path.name, near, "name a path that this host and the compute nodes see")
-    raise UsageError(Fault(f"{binding.name.replace('_', ' ')} {text!r} is not there", where, remedy))
+    raise UsageError(Fault(f"{label} {text!r} is not there", where, remedy))
+
+
+def _near(folder: Path) -> Iterator[str]:
+    """Names in a folder, of a huge one the first; none where it cannot be read."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        yield from (entry.name for entry in itertools.islice(entries, 1000))
