@@ -126,4 +126,4 @@ def test_a_machine_without_sbatch_is_told_before_anything_is_submitted(lab: Lab)
     done = lab.validate("apptainer:8", "x.sif")
     assert done.returncode == 1
     assert done.stderr.startswith("sbatch is not on this machine's PATH\n  → run tp on a login node")
-    assert done.stdout == "exp: 1 faults\n"
+    assert done.stdout == "exp: 1 fault\n"

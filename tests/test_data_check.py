@@ -146,6 +146,7 @@ def test_files_that_are_not_data(tmp_path: Path) -> None:
     (tmp_path / "wide.jsonl").write_bytes(json.dumps(TALK).encode("utf-16"))
     (tmp_path / "a.csv").write_text("text\nhello\n")
     (tmp_path / "folder.jsonl").mkdir()
+    os.mkfifo(tmp_path / "pipe.jsonl")
     (tmp_path / "nothing").mkdir()
     (tmp_path / "others").mkdir()
     (tmp_path / "others/a.txt").write_text("x")
@@ -160,6 +161,7 @@ def test_files_that_are_not_data(tmp_path: Path) -> None:
         "folder.jsonl": "train data is a folder that is called like a file",
         "nothing": "train data has no file of .jsonl, .json or .parquet",
         "others": "train data has no file of .jsonl, .json or .parquet",
+        "pipe.jsonl": "train data is neither a file nor a folder",
         "saved": "train data was written by save_to_disk, which load_dataset does not read",
         "wide.jsonl": "is UTF-16, not UTF-8",
     }
@@ -277,7 +279,7 @@ def test_nothing_waits_for_a_pipe(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
     (tmp_path / "device").mkdir()
     (tmp_path / "device/a.jsonl").symlink_to("/dev/zero")
-    assert "a pipe or a device, not a file" in said(tmp_path / "itself.jsonl")[0]
+    assert "is neither a file nor a folder" in said(tmp_path / "itself.jsonl")[0]
     assert "is no file: a pipe" in said(tmp_path / "data")[0]
     assert "is no file: a pipe" in said(tmp_path / "device")[0]
     assert "has no file of .jsonl" in said(tmp_path / "card")[0]

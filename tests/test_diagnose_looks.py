@@ -110,6 +110,7 @@ def test_an_output_folder_is_looked_at_within_bounds(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / "checkpoints" / "step-1").mkdir(parents=True)
     (out / "checkpoints" / "step-2").mkdir()
+    (out / "checkpoints" / "README.md").touch()
     (out / "inside").symlink_to(out / "checkpoints")
     (out / "logs").symlink_to(tmp_path)
     found = read_outputs(out)

@@ -285,7 +285,7 @@ def test_the_commands_of_an_experiment_and_of_an_operation() -> None:
         "include_path": "tasks",
         "limit": 0.5,
         "num_fewshot": 0,
-        "batch_size": "auto",
+        "batch_size": None,
         "apply_chat_template": True,
         "system_instruction": "",
     }
@@ -293,10 +293,12 @@ def test_the_commands_of_an_experiment_and_of_an_operation() -> None:
     assert command.argv == (
         *("python3", "-m", "tuneplane.evalkit", "--model=/m, x", "--out=/runs/chat-1/out"),
         *("--tasks=a", "--tasks=--b c", "--include-path=/w/experiments/bench/tasks"),
-        *("--num-fewshot=0", "--limit=0.5", "--batch-size=auto", "--apply-chat-template"),
+        *("--batch-size=auto", "--num-fewshot=0", "--limit=0.5", "--apply-chat-template"),
     )
-    command = compile_command("evalkit", "eval", facts(params={"tasks": ["a"], "include_path": "/t"}))
+    command = compile_command(
+        "evalkit", "eval", facts(params={"tasks": ["a"], "include_path": "/t", "batch_size": 4})
+    )
     assert command.argv == (
         *("python3", "-m", "tuneplane.evalkit", "--out=/runs/chat-1/out", "--subject=chat-1"),
-        *("--tasks=a", "--include-path=/t"),
+        *("--tasks=a", "--include-path=/t", "--batch-size=4"),
     )

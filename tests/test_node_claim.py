@@ -266,6 +266,25 @@ def test_a_requeue_of_the_same_job_is_the_next_attempt(run: Run) -> None:
     assert run.claimed(job_id=1, SLURM_RESTART_COUNT="2") == 2
 
 
+def test_a_requeue_goes_on_from_what_a_node_that_was_cut_off_left_in_the_end(brisk: Run) -> None:
+    """Until it is fenced, it may save a checkpoint and remove the one that was the last at the claim."""
+    may_restart(brisk, launch="torchrun")
+    checkpoints = brisk.folder.out / "checkpoints"
+    (checkpoints / "step-1").mkdir(parents=True)
+    brisk.claimed(job_id=1)
+    change_start(brisk, pid=0, hosts=[HERE])
+    brisk.attempt().node_beat(0).touch()
+    second: list[int] = []
+    claim = threading.Thread(target=lambda: second.append(brisk.claimed(job_id=1, SLURM_RESTART_COUNT="1")))
+    claim.start()
+    wait_until(brisk.attempt(1).start.exists, "the second claim")
+    (checkpoints / "step-1").rename(checkpoints / "step-2")
+    brisk.attempt().node_record(0).write_text(json.dumps({"state": "ended"}))
+    claim.join()
+    assert second == [1]
+    assert [found["name"] for found in brisk.start_of(1)["checkpoints"]] == ["step-2"]
+
+
 def test_a_requeue_of_a_run_that_may_not_restart_is_refused(run: Run) -> None:
     run.claimed(job_id=1)
     change_start(run, pid=0)
@@ -273,8 +292,8 @@ def test_a_requeue_of_a_run_that_may_not_restart_is_refused(run: Run) -> None:
     assert "restarts are off" in refusal(run.claim(job_id=1, SLURM_RESTART_COUNT="1"))
 
 
-def may_restart(run: Run) -> None:
-    spec = dataclasses.replace(run.job.spec, restart=Restart(3))
+def may_restart(run: Run, **more: Any) -> None:
+    spec = dataclasses.replace(run.job.spec, restart=Restart(3), **more)
     run.folder.job.chmod(0o600)
     run.folder.job.write_text(dump(dataclasses.replace(run.job, spec=spec)))
 

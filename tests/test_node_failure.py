@@ -89,6 +89,22 @@ def test_a_rank_that_torchrun_had_to_kill_is_a_victim(tmp_path: Path) -> None:
     assert found.victim is True
 
 
+def test_ranks_beyond_the_node_s_own_count_are_looked_at_too(tmp_path: Path) -> None:
+    found = read(tmp_path, SUMMARY.replace("local_rank: 1", "local_rank: 7"))
+    assert found is not None
+    assert (found.local_rank, found.exitcode, found.victim) == (7, 3, False)
+
+
+@pytest.mark.parametrize(("said", "victim"), [("EOFError: Ran out of input", False), ("EOFError: ", True)])
+def test_a_file_that_was_cut_off_is_a_ranks_own_failure_and_a_closed_pipe_is_none(
+    tmp_path: Path, said: str, victim: bool
+) -> None:
+    error_file(tmp_path / "ranks", 1, torchs_form(said))
+    found = read(tmp_path)
+    assert found is not None
+    assert (found.exception, found.victim) == ("EOFError", victim)
+
+
 def test_without_a_summary_the_error_file_alone_tells(tmp_path: Path) -> None:
     error_file(
         tmp_path / "ranks", 1, torchs_form("ValueError: no: such", "Traceback\nValueError: no: such\n")

@@ -61,6 +61,23 @@ def test_a_hang_on_two_nodes_ends_both_with_its_reason_and_their_stacks(make: Ca
 
 
 @pytest.mark.slow
+def test_a_node_that_hangs_after_node_0_has_ended_is_ended_too(make: Callable[..., Run]) -> None:
+    run = make(
+        f'echo begun; if [ "$TUNEPLANE_MACHINE_RANK" = 0 ]; then exit 0; fi; {PROGRAM}',
+        files={"t.py": HANGS},
+        nodes=2,
+        hang_limit_s=1.0,
+        heartbeat_s=5.0,
+    )
+    claimed_for_two(run)
+    agents = [run.start_node(rank=rank, nodes=2) for rank in (0, 1)]
+    assert [run.finish(agent).returncode for agent in agents] == [0, 124]
+    assert run.record(1)["reason"] == "no output and no point for 1 s: it was taken to hang"
+    assert "in waits_for_ever" in run.log(1)
+    assert run.processes() == []
+
+
+@pytest.mark.slow
 def test_it_is_killed_where_it_ignores_term_and_no_stack_is_asked_of_who_would_die_of_it(
     make: Callable[..., Run],
 ) -> None:

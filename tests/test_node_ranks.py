@@ -61,6 +61,12 @@ def test_checkpoints_are_folders_in_the_order_of_their_numbers_with_what_they_ho
     )
 
 
+def test_a_folder_of_any_name_keeps_no_run_from_its_start(tmp_path: Path) -> None:
+    for name in ("step-5²", "step-٣", "5", b"\xff-1".decode("utf-8", "surrogateescape")):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    assert len(list_checkpoints(tmp_path)) == 4
+
+
 def test_without_checkpoints_or_through_a_link_none_is_found(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path) == []
     (tmp_path / "elsewhere/step-1").mkdir(parents=True)

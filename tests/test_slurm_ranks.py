@@ -62,6 +62,7 @@ def host(run: Run, node: int) -> str:
     return str(json.loads(run.read(f"attempts/0/node-{node}.json"))["host"])
 
 
+@pytest.mark.contract("C43")
 def test_a_rank_that_raises_on_the_second_node(training: Training, lab: SlurmLab, testbed: Testbed) -> None:
     run = submit(training, lab, "raise")
     status = run.wait("FAILED", timeout_s=150)
@@ -90,6 +91,7 @@ def test_a_rank_that_is_killed(training: Training, lab: SlurmLab, testbed: Testb
     assert left_by(testbed, [run]) == []
 
 
+@pytest.mark.contract("J")
 def test_a_rank_that_hangs_after_the_check_went_well(
     training: Training, lab: SlurmLab, testbed: Testbed
 ) -> None:

@@ -5,11 +5,11 @@ Compile calls `read_inputs`. Of a recipe with free parameters config.yaml is not
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from tuneplane.recipes.documents import Document, Key, read_document
 from tuneplane.recipes.names import remedy_for
 from tuneplane.recipes.parameters import Override, check_parameters, ignored_bindings, parse_sets
 from tuneplane.recipes.recipe import Binding, Recipe
-from tuneplane.recipes.values import shown
 from tuneplane.runs.index import find_run
 from tuneplane.spec import read
 
@@ -29,6 +28,9 @@ EXPORT = "hf_export"
 """Below a run's output folder: what `--init-from` takes of it (C13)."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?", re.ASCII)
+
+_DATA_FILE = re.compile(r"\.(jsonl?|parquet|csv|tsv|txt)(\.(gz|bz2|xz))?$")
+"""A name that is mistyped, or said from another folder: no id of the hub ends so."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,10 @@ def exported_model(recipe: Recipe, text: str, model: str | None) -> Path:
         raise UsageError(Fault(f"{recipe.id} starts from no model", where, "leave it away"))
     if model is not None:
         raise UsageError(Fault("--model and --init-from name two models", where, "keep one"))
-    run = find_run(text.removeprefix("run/"))
+    try:
+        run = find_run(text.removeprefix("run/"))
+    except UsageError as error:
+        raise UsageError(*(dataclasses.replace(fault, where=where) for fault in error.faults)) from None
     weights = run.out / EXPORT
     if not weights.is_dir() or weights.is_symlink():
         made = "export" in _operations(run.job)
@@ -155,29 +160,24 @@ def located(binding: Binding, text: str, where: str) -> str:
 
     As Hugging Face's own tools do, a path that is there wins over an id of the same letters.
     """
-    label = binding.name.replace("_", " ")
-    try:
-        path = Path(text).expanduser()
-        if text and path.exists():
-            return str(path.absolute())
-    except RuntimeError:  # `~` of a user whom this host does not know
-        remedy = "name it by its whole path"
-        raise UsageError(
-            Fault(f"{label} {text!r}: nobody here has that home folder", where, remedy)
-        ) from None
-    except OSError as error:  # a name too long, a folder that may not be looked into
-        raise UsageError(
-            Fault(f"{label} {shown(text)} cannot be looked at: {error.strerror}", where)
-        ) from None
-    looks_like_path = text.startswith(("/", ".", "~")) or text.count("/") > 1
+    path = Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises where there is no such user)
+    if text and os.path.exists(path):  # noqa: PTH110 (Path.exists raises for a name that is too long)
+        return str(path.absolute())
+    looks_like_path = text.startswith(("/", ".", "~")) or text.count("/") > 1 or _DATA_FILE.search(text)
     if binding.hub and not looks_like_path and _HUB_ID.fullmatch(text):
         return text
-    near = list(_near(path.parent))
-    remedy = remedy_for(path.name, near, "name a path that this host and the compute nodes see")
-    raise UsageError(Fault(f"{label} {text!r} is not there", where, remedy))
+    name = f"{binding.name.replace('_', ' ')} {text!r}"
+    if os.path.islink(path):  # noqa: PTH114 (as above)
+        leads = f"{name} is a link to {os.readlink(path)!r}, which is not there"  # noqa: PTH115
+        raise UsageError(Fault(leads, where, "name what the link is to lead to"))
+    remedy = remedy_for(path.name, _beside(path), "name a path that this host and the compute nodes see")
+    raise UsageError(Fault(f"{name} is not there", where, remedy))
 
 
-def _near(folder: Path) -> Iterator[str]:
-    """Names in a folder, of a huge one the first; none where it cannot be read."""
-    with suppress(OSError), os.scandir(folder) as entries:
-        yield from (entry.name for entry in itertools.islice(entries, 1000))
+def _beside(path: Path) -> list[str]:
+    """Some names in the folder of `path`; none where that cannot be read."""
+    try:
+        with os.scandir(path.parent) as entries:
+            return [entry.name for entry in itertools.islice(entries, 1000)]
+    except (OSError, ValueError):
+        return []

@@ -121,7 +121,9 @@ def validate_command(name: str, folder: str | None, as_json: bool, **given: Any)
             click.echo(str(fault), err=True)
         for told in found.unchecked:
             click.echo(f"not checked: {told}")
-        click.echo(f"{name}: {len(faults)} faults" if faults else f"{name}: nothing to fault")
+        click.echo(
+            f"{name}: {len(faults)} fault{'s' * (len(faults) > 1)}" if faults else f"{name}: nothing to fault"
+        )
     if found.faults:
         return Exit.WRONG_USE
     return Exit.FAILED if faults else Exit.DONE

@@ -30,7 +30,9 @@ def data_files(path: Path, name: str) -> tuple[list[Path], list[Fault]]:
             return [path], []
         return [], [Fault(f"{name} is none of {FORMATS}", where, "convert it: a row a line, as JSON")]
     if not path.is_dir():
-        return [], [Fault(f"{name} is a pipe or a device, not a file", where, "write it to a file first")]
+        return [], [
+            Fault(f"{name} is neither a file nor a folder", where, "name a file, or a folder of them")
+        ]
     if FILE.search(path.name):
         return [], [Fault(f"{name} is a folder that is called like a file", where, "rename it")]
     found: list[Path] = []
@@ -68,12 +70,9 @@ def _leads_up(folder: str, name: str) -> bool:
 
 def described(path: Path) -> bool:
     """Whether a folder has a card that says which of its files are the data."""
-    card = path / "README.md"
     try:
-        if not card.is_file():
-            return False
-        with card.open(encoding="utf-8", errors="replace") as file:
-            head = file.read(100_000)
+        with (path / "README.md").open(encoding="utf-8", errors="replace") as card:
+            head = card.read(100_000)
     except OSError:
         return False
     return bool(re.match(r"---\s*\n(.*\n)*?configs:", head))

@@ -178,7 +178,8 @@ def _not_utf8(where: str, byte: int, column: int) -> Fault:
 
 
 def _not_json(where: str, error: json.JSONDecodeError) -> Fault:
-    return Fault(f"is not JSON: {error.msg} at column {error.colno}", where, "one row a line, as JSON")
+    what = error.msg.removesuffix(" at")  # of control characters it ends so
+    return Fault(f"is not JSON: {what} at column {error.colno}", where, "one row a line, as JSON")
 
 
 def _parquet(path: Path) -> Iterator[Row | Fault]:

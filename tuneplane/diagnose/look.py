@@ -72,7 +72,7 @@ def read_outputs(out: Path) -> Outputs:
                 if os.path.commonpath([root, real]) != root:
                     outside.append(f"{relative} -> {real}")
                     continue
-            if folder == out / "checkpoints":
+            if folder == out / "checkpoints" and entry.name != "README.md":  # the card that TRL puts there
                 checkpoints += 1
             if entry.is_dir(follow_symlinks=False) and len(Path(relative).parts) < 3:
                 queue.append(Path(entry.path))

@@ -89,14 +89,26 @@ def claim(run: RunFolder, job: JobSpec, hosts: list[str], environ: Mapping[str, 
         "follows": follows or "",
         "started_at": time.time(),
         "claim": os.urandom(8).hex(),
-        "checkpoints": list_checkpoints(output_folder(job)) if job.spec.launch != "each-node" else [],
+        "checkpoints": _checkpoints(job),
     }
     record_submission(run, job_id, "hand", pid)
     attempt = run.attempt(earlier[-1].number + 1 if earlier else 0)
     _claim_folder(run, attempt, start, job.spec.hyperparams)
     if earlier and follows is not None and not earlier[-1].end.exists():
         wait_until_fenced(earlier[-1], job)  # Slurm ended it where it could: a node cut off may still run it
+        _note_checkpoints(attempt, start, job)  # and have saved one since, or removed one that was noted
     return attempt
+
+
+def _checkpoints(job: JobSpec) -> list[dict[str, Any]]:
+    return list_checkpoints(output_folder(job)) if job.spec.launch != "each-node" else []
+
+
+def _note_checkpoints(attempt: AttemptFolder, start: dict[str, Any], job: JobSpec) -> None:
+    """Note anew what there is to go on from; no node of the attempt has been started."""
+    found = _checkpoints(job)
+    if found != start["checkpoints"]:
+        write_json(attempt.start, {**start, "checkpoints": found})
 
 
 def followed_cause(attempt: AttemptFolder, slurm_id: str, restarts: int) -> str | None:

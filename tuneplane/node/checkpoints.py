@@ -40,7 +40,10 @@ def noted_checkpoints(noted: object, out: Path) -> tuple[Checkpoint, ...]:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Sorts `step-9` before `step-10`."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"[0-9]+|[^0-9]+", name)]
+    parts = re.findall(
+        r"([0-9]+)|([^0-9]+)", name
+    )  # not isdigit(): "²" is a digit to that, and none to int()
+    return [(int(number), "") if number else (-1, text) for number, text in parts]
 
 
 def _is_folder(path: Path) -> bool:

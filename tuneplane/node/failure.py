@@ -45,7 +45,9 @@ VICTIM = re.compile(
 )
 """What an exception says that only tells of another rank's end. Words of gloo, NCCL and torch's stores."""
 
-VICTIM_KINDS = ("ConnectionResetError", "BrokenPipeError", "EOFError", "KeyboardInterrupt", "SystemExit")
+VICTIM_KINDS = ("ConnectionResetError", "BrokenPipeError", "KeyboardInterrupt", "SystemExit")
+CLOSED = "EOFError"
+"""Of a victim where it says nothing more (multiprocessing's pipes); else a file was cut off, which is its own."""
 
 _BLOCK = re.compile(
     rb"^  time      : (\S{1,40})\n  host      : .*\n  rank      : (\d{1,7}) \(local_rank: (\d{1,6})\)\n"
@@ -103,7 +105,9 @@ class RankEnd:
 
 def is_victim_of(kind: str, message: str) -> bool:
     """Whether an exception only tells that another rank is gone."""
-    return kind.rpartition(".")[2] in VICTIM_KINDS or VICTIM.search(f"{kind}: {message}") is not None
+    name = kind.rpartition(".")[2]
+    lost = name in VICTIM_KINDS or (name == CLOSED and not message.strip())
+    return lost or VICTIM.search(f"{kind}: {message}") is not None
 
 
 def signal_name(number: int) -> str:
@@ -121,7 +125,7 @@ def read_failure(ranks_dir: Path, log: Path, host: str, node_rank: int, ranks: i
     """
     summary = read_summary(log)
     found: dict[int, RankEnd] = {}
-    for local in range(ranks):
+    for local in sorted({*range(ranks), *summary}):  # a user's own torchrun may have started more
         known = summary.get(local)
         base = known or RankEnd(node_rank * ranks + local, local)
         raised = _newest_error(ranks_dir, replace(base, host=host))

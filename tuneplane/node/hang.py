@@ -1,7 +1,8 @@
 """Whether a run hangs: no node's log and no ingest file grows for as long as the site or the user allows.
 
-Node 0 decides and notes it in the attempt's folder; each agent then ends its own ranks, and asks them first
-where they are. The storage is looked at by a thread of its own, which may hang there.
+Node 0 decides, once its command has ended the next node where one still runs, and notes it in the attempt's
+folder; each agent then ends its own ranks, and asks them first where they are. The storage is looked at by a
+thread of its own, which may hang there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Callable
 from tuneplane.kernel.files import create_once, json_text
 from tuneplane.kernel.runfolder import AttemptFolder, RunFolder, is_hardware_file
 from tuneplane.node.pulse import Silence
+from tuneplane.node.record import read_record
 from tuneplane.node.signals import Signals
 
 HEAD_BYTES = 1 << 16
@@ -75,7 +77,7 @@ class HangWatch:
         tell: Callable[[], None],
         told: Callable[[], bool],
     ) -> None:
-        self._run, self._attempt, self._decides = run, attempt, rank == 0
+        self._run, self._attempt, self._rank = run, attempt, rank
         self._limit_s, self._signals = limit_s, signals
         self._tell, self._told = tell, told
         self._interval_s = min(LONGEST_LOOK_S, max(SHORTEST_LOOK_S, limit_s / LOOKS))
@@ -85,8 +87,8 @@ class HangWatch:
         """Watch from here on: the command has been started."""
         if self._limit_s <= 0:
             return
-        watches = (self._watch_growth,) if self._decides else (self._wait_for_word, self._wait_for_note)
-        for watch in watches:
+        waits = (self._wait_for_word, self._wait_for_note) if self._rank else ()
+        for watch in (self._watch_growth, *waits):
             threading.Thread(target=watch, name="hang", daemon=True).start()
 
     def stop(self) -> None:
@@ -101,6 +103,8 @@ class HangWatch:
         growth = Growth(self._interval_s)
         while not self._done.wait(self._interval_s):
             try:
+                if not self._decides():
+                    continue
                 sizes = read_sizes(self._run, self._attempt)
                 begun = growth.begun or has_begun(self._run, self._attempt)
             except OSError:
@@ -110,9 +114,15 @@ class HangWatch:
                 continue
             self._found()
             if self._signals.hung:
-                self._tell()
+                if self._rank == 0:
+                    self._tell()
                 self._note(silent_s)
             return
+
+    def _decides(self) -> bool:
+        """Whether this is the first node whose command has not ended."""
+        before = (read_record(self._attempt.node_record(rank)) for rank in range(self._rank))
+        return all(record.get("state") in ("ending", "ended") for record in before)
 
     def _note(self, silent_s: float) -> None:
         """Tried until the agent ends: the other nodes may have no other way to hear of it."""

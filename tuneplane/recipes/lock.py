@@ -108,7 +108,7 @@ def read_lock(path: Path) -> Lock:
 
 def read_lock_json(path: Path) -> Any:
     """The JSON value in a lock file. Raises UsageError: missing, or not JSON; OperationError: unreadable."""
-    remedy = _remedy(path.parent.name)
+    remedy = f"tp recipe upgrade {path.parent.name} --method METHOD writes it anew"
     try:
         if path.is_symlink() or not path.is_file():
             raise UsageError(Fault(f"{LOCK_NAME} is missing or not a file", str(path), remedy))

@@ -125,6 +125,8 @@ def check_parameters(recipe: Recipe, given: Iterable[Override]) -> tuple[list[Fa
             values[override.key] = override.value
         else:
             remedy = remedy_for(override.key, names, f"tp methods {recipe.id} lists the parameters")
+            if recipe.binding(override.key) is not None:  # one of config.yaml is none of these any more
+                remedy = f"say --{override.key.replace('_', '-')} PATH"
             faults.append(Fault(f"{recipe.id} has no parameter {override.key}", override.where, remedy))
     for parameter in recipe.parameters:
         if parameter.required and parameter.name not in said:

@@ -56,7 +56,8 @@ def python_exception(evidence: Evidence) -> Finding | None:
         f"the program raised {name}{on(found)}" + (f": {said}" if said else ""),
         _where(found.trace.lines),
         evidence=lines_of(found),
-        certainty=CERTAIN if near and (found.ending or 0) > 0 else POSSIBLE,
+        # Where the agent itself was killed, what the program said last may be of that.
+        certainty=CERTAIN if near and (found.ending or 0) > 0 and evidence.state != "LOST" else POSSIBLE,
         **place(found),
     )
 
@@ -70,7 +71,9 @@ def _where(lines: tuple[str, ...]) -> str:
     """The innermost place in the user's own code."""
     frames = [line.strip() for line in lines if line.lstrip().startswith('File "')]
     own = [
-        f for f in frames if "site-packages" not in f and "dist-packages" not in f and "/lib/python3" not in f
+        f
+        for f in frames
+        if not any(part in f for part in ("site-packages", "dist-packages", "/lib/python3", "<frozen "))
     ]
     return f"look at {own[-1].removeprefix('File ')}" if own else ""
 

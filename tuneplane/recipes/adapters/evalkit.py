@@ -28,7 +28,8 @@ def _command(node: NodeFacts, *model: str) -> Command:
     include = str(params.get("include_path") or "")
     if include:
         words.append(f"--include-path={PurePosixPath(node.exp_dir, include)}")
-    for name in ("num_fewshot", "limit", "batch_size", "dtype", "system_instruction", "seed"):
+    words.append(f"--batch-size={params.get('batch_size') or 'auto'}")
+    for name in ("num_fewshot", "limit", "dtype", "system_instruction", "seed"):
         value = params.get(name)
         if value is not None and value != "":
             words.append(f"--{name.replace('_', '-')}={value}")
