@@ -205,7 +205,7 @@ def test_all_faults_of_a_run_and_of_what_follows_are_told_at_once_and_nothing_is
 def test_a_folder_of_tasks_in_nobodys_home_is_told_so(user: User) -> None:
     run = user.submit()["run_id"]
     told = user.tp("eval", run, "--tasks", "a", "--include-path", "~nobody-here/tasks", code=2)
-    assert "~nobody-here/tasks is no folder" in told
+    assert "'~nobody-here/tasks' is no folder" in told
 
 
 def test_an_operation_on_another_profile_lies_where_its_run_does_and_nodes_must_see_that(user: User) -> None:

@@ -45,7 +45,6 @@ from tuneplane.recipes.catalog import Catalog
 from tuneplane.recipes.compatibility import lock_state
 from tuneplane.recipes.parameters import Override, check_parameters, parse_sets
 from tuneplane.recipes.recipe import Recipe
-from tuneplane.recipes.values import shown
 from tuneplane.runimage import image_rules, run_choice
 from tuneplane.runs.folder import new_run_id
 from tuneplane.runs.state import read_state
@@ -304,7 +303,7 @@ def _task_folder(text: str) -> str:
     except (RuntimeError, OSError):  # `~` of a user whom this host does not know; a name too long
         pass
     remedy = "name the folder of your task files"
-    raise UsageError(Fault(f"{shown(text)} is no folder", "--include-path", remedy))
+    raise UsageError(Fault(f"{text!r} is no folder", "--include-path", remedy))
 
 
 def _job_of(draft: Draft) -> JobSpec:
