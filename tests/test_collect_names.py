@@ -26,6 +26,8 @@ from tuneplane.collect.metrics import Metrics, metrics_of
 from tuneplane.collect.source import Declared, RunSource
 from tuneplane.collect.store import Store
 from tuneplane.kernel.runfolder import RunFolder
+from tuneplane.packaged import packaged_configs
+from tuneplane.recipes.catalog import load_catalog
 from tuneplane.runs.sources import read_source
 
 LOSS = (("train/loss", ("loss", "train_loss")), ("validation/loss", ("eval_loss",)))
@@ -102,6 +104,12 @@ def test_the_name_itself_wins_over_an_alias_at_the_same_step_whichever_came_last
     assert line(metrics, "train/loss") == [(0, 10.0), (1, 2.0), (2, 30.0), (3, 40.0)]
     told = metrics.metrics["train/loss"]
     assert (told.points, told.last, told.min, told.max) == (4, 40.0, 2.0, 40.0)
+
+
+def test_an_accuracy_that_says_that_it_is_of_validation_is_not_hidden_by_one_that_does_not(run: Path) -> None:
+    declared = load_catalog([packaged_configs()]).get("pytorch/image-classification").metrics
+    write(run, [header(), point(0, 0, {"accuracy": 0.99, "val_accuracy": 0.5})])
+    assert line(look(run, metrics=tuple(declared.items())), "validation/accuracy") == [(0, 0.5)]
 
 
 def test_of_two_aliases_at_a_step_the_first_declared_wins(run: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import importlib
 import json
 import os
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from training_packages import need_training_packages
 
 from tuneplane.data import check, rows
 from tuneplane.data.check import Look, look_at, model_faults
@@ -220,8 +222,8 @@ def test_hostile_json_is_a_fault_and_no_crash(tmp_path: Path, text: str) -> None
 
 
 def test_parquet_is_read_where_pyarrow_is(tmp_path: Path) -> None:
-    pyarrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
+    need_training_packages()
+    pyarrow, parquet = map(importlib.import_module, ("pyarrow", "pyarrow.parquet"))
     file = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.Table.from_pylist([TALK, TALK, {"messages": None}]), file)
     assert said(file) == [f"{file}, row 3: messages is null"]
@@ -270,6 +272,39 @@ def test_time_runs_out_on_bad_rows_and_on_many_small_files_too(tmp_path: Path) -
     assert "1 rows were looked at in 0 s; 4 of 5 files were not" in notice
 
 
+def test_nothing_waits_for_a_pipe(tmp_path: Path) -> None:
+    """Of a pipe without a writer an open never returns, of a device a read has no end."""
+    for name in ("itself.jsonl", "data/a.jsonl", "card/README.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "device").mkdir()
+    (tmp_path / "device/a.jsonl").symlink_to("/dev/zero")
+    assert "is neither a file nor a folder" in said(tmp_path / "itself.jsonl")[0]
+    assert "is no file: a pipe" in said(tmp_path / "data")[0]
+    assert "is no file: a pipe" in said(tmp_path / "device")[0]
+    assert "has no file of .jsonl" in said(tmp_path / "card")[0]
+    for name in ("config.json", "model.safetensors", "model.safetensors.index.json"):
+        model = make_model(tmp_path / f"model of {name}")
+        (model / name).unlink(missing_ok=True)
+        os.mkfifo(model / name)
+        assert name in model_faults(model)[0].what
+
+
+def test_of_wide_rows_no_more_are_read_than_there_is_time_for(tmp_path: Path) -> None:
+    file = written(tmp_path / "wide.jsonl", [{"text": "x" * 1_000_000}] * 20)
+    binding = CATALOG.get("trl/sft").binding("train_data")
+    assert binding is not None
+    found = look_at(binding, file, {"dataset_text_field": "text"}, seconds=0)
+    assert found.rows == 1 and "rows were looked at in 0 s" in found.notices[0]
+
+
+def test_a_list_of_many_small_rows_is_read_whole_in_the_time_that_there_is(tmp_path: Path) -> None:
+    row = json.dumps({"text": "x" * 100})
+    (tmp_path / "list.json").write_text(f"[{', '.join([row] * 200_000)}]")
+    found = look(tmp_path / "list.json", dataset_text_field="text")
+    assert found.rows == 200_000 and found.notices == []
+
+
 def test_links_that_lead_up_and_lines_without_rows_have_an_end(tmp_path: Path) -> None:
     written(tmp_path / "a/b/one.jsonl", [TALK])
     for name in ("up", "up too"):
@@ -295,6 +330,10 @@ def test_a_row_without_an_end_is_given_up(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 # Models
+
+
+def headed(header: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header
 
 
 def make_model(folder: Path, **files: bytes) -> Path:
@@ -340,6 +379,8 @@ def test_a_whole_model_passes_and_what_is_missing_is_named(tmp_path: Path) -> No
         ),
         ((1 << 60).to_bytes(8, "little") + b"{}", "model.safetensors is cut off"),
         ((2).to_bytes(8, "little") + b"[]", "model.safetensors has a damaged header"),
+        (headed(b'{"w": {"data_offsets": [0, "x"]}}'), "model.safetensors has a damaged header"),
+        (headed(b"[" * 100_000), "model.safetensors has a damaged header"),
     ],
 )
 def test_weights_that_are_none_are_seen_without_loading_them(
@@ -358,6 +399,11 @@ def test_weights_cut_off_by_a_byte_and_a_missing_shard_are_seen(tmp_path: Path) 
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     weights.rename(model / "x-2.safetensors")
     assert model_faults(model)[0].what == "model lacks x-1.safetensors and 1 more of 3 shards"
+
+
+def test_a_configuration_that_is_nested_without_end_is_a_fault_and_no_crash(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "m", config__json=b"[" * 100_000)
+    assert "config.json is not JSON" in model_faults(model)[0].what
 
 
 def test_lora_weights_alone_are_no_model(tmp_path: Path) -> None:

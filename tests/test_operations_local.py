@@ -204,6 +204,52 @@ def test_all_faults_of_a_run_and_of_what_follows_are_told_at_once_and_nothing_is
     assert user.runs() == []
 
 
+def test_a_folder_of_tasks_in_nobodys_home_is_told_so(user: User) -> None:
+    run = user.submit()["run_id"]
+    told = user.tp("eval", run, "--tasks", "a", "--include-path", "~nobody-here/tasks", code=2)
+    assert "'~nobody-here/tasks' is no folder" in told
+
+
+def test_an_operation_on_another_profile_lies_where_its_run_does_and_nodes_must_see_that(user: User) -> None:
+    shared = user.folder / "shared"
+    shared.mkdir()
+    cluster = f"{FAR}shared: [{shared}]\nstorage_root: {shared}/tuneplane\n"
+    user.write(user.site / "cluster/far.yaml", cluster)
+    run = user.submit()["run_id"]
+    user.wait(run, "COMPLETED")
+    told = user.tp("eval", run, "--tasks", "a", "--profile", "far:1", code=2)
+    assert "compute nodes would not reach the run's folder" in told
+    assert "name a profile whose nodes see the folder of the run worked on" in told
+
+
+FAR = "scheduler: slurm\ndevice: cpu\ngpus_per_node: 4\ncpus_per_node: 4\nmemory_per_node: 8G\n"
+
+SLURM = """#!/bin/sh
+case "$(basename "$0") $*" in
+  *--test-only*) exit 0 ;;
+  "sbatch "*--dependency=*) touch "$HOME/down"; echo "sbatch: error: no controller" >&2; exit 1 ;;
+  "sbatch "*) echo "Submitted batch job 101"; exit 0 ;;
+esac
+[ ! -e "$HOME/down" ] || { echo "$0: error: Unable to contact slurm controller" >&2; exit 1; }
+"""
+"""A Slurm whose controller goes away between the first job and the one that is to wait for it."""
+
+
+def test_a_run_that_cannot_be_taken_back_is_named_with_its_job(user: User) -> None:
+    user.write(user.site / "cluster/far.yaml", FAR)
+    for name in ("sbatch", "squeue", "scancel", "scontrol", "sacct"):
+        user.write(user.folder / "slurm" / name, SLURM)
+        (user.folder / "slurm" / name).chmod(0o755)
+    path = f"{user.folder}/slurm:{user.environment()['PATH']}"
+    words = ("submit", "mlp", "--profile", "far:1", "--then", "eval", "--tasks", "a")
+    done = run_tp(words, cwd=user.lab, env={**user.environment(), "PATH": path})
+    (run,) = user.runs()
+    assert done.returncode == 1
+    assert f"eval was not taken, so {run} could not be stopped: sbatch refused: " in done.stderr
+    assert f"{run} is still queued, as job 101: " in done.stderr
+    assert f"tp job stop {run}" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -337,6 +337,15 @@ def test_an_upgrade_of_a_current_lock_touches_nothing(demo: Path, catalog: Catal
     assert (demo / LOCK_NAME).stat().st_mtime_ns == stamp
 
 
+def test_an_upgrade_keeps_what_another_wrote_into_the_lock(demo: Path, site: Path, catalog: Catalog) -> None:
+    change(demo / LOCK_NAME, "notes", to={"reviewed": "by me"})
+    assert plan_upgrade(demo, catalog).changes == ()
+    site.write_text(MANIFEST.replace("1.2.0", "2.0.0"))
+    write_upgrade(plan_upgrade(demo, catalog))
+    value = json.loads((demo / LOCK_NAME).read_text())
+    assert (value["notes"], value["recipe"]["version"]) == ({"reviewed": "by me"}, "2.0.0")
+
+
 def test_a_malformed_lock_that_still_names_its_recipe_is_upgraded(custom: Path, catalog: Catalog) -> None:
     change(custom / LOCK_NAME, "bindings", to=...)
     write_upgrade(plan_upgrade(custom, catalog))

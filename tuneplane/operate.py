@@ -51,7 +51,7 @@ def submit_then(
         raise
     try:
         first = hand_over(run, read(run.job))
-    except TunePlaneError:
+    except BaseException:
         for folder, _ in jobs:
             remove_unfinished(folder)
         raise
@@ -67,16 +67,31 @@ def _hand_over_behind(
         after = "" if done[-1].job_id.startswith("local-") else done[-1].job_id
         try:
             done.append(hand_over(folder, job, after=after))
-        except (TunePlaneError, OSError) as error:
-            for submitted in reversed(done):
-                stop_run(submitted.run, wait=False)
+        except BaseException as error:  # a signal too: what was to follow would be missed only at the end
+            faults = _take_back(done)
             for other, _ in jobs[len(done) - 1 :]:
                 remove_unfinished(other)
+            if not isinstance(error, Exception):
+                raise
             told = error.faults[0].what if isinstance(error, TunePlaneError) else str(error)
-            what = f"{job.spec.operation} was not taken, so {run.run_id} was stopped: {told}"
+            became = "could not be stopped" if faults else "was stopped"
+            what = f"{job.spec.operation} was not taken, so {run.run_id} {became}: {told}"
             remedy = "submit again without --then, and say tp export or tp eval once it runs"
-            raise OperationError(Fault(what, "--then", remedy)) from None
+            raise OperationError(Fault(what, "--then", "" if faults else remedy), *faults) from None
     return done[1:]
+
+
+def _take_back(done: Sequence[Submitted]) -> list[Fault]:
+    """Stop all that was queued, the last one first; what could not be stopped, with Slurm's words."""
+    faults = []
+    for submitted in reversed(done):
+        try:
+            stop_run(submitted.run, wait=False)
+        except (TunePlaneError, OSError) as error:
+            told = error.faults[0].what if isinstance(error, TunePlaneError) else str(error)
+            what = f"{submitted.run.run_id} is still queued, as job {submitted.job_id}: {told}"
+            faults.append(Fault(what, "--then", f"tp job stop {submitted.run.run_id}"))
+    return faults
 
 
 def _prepared(

@@ -215,7 +215,8 @@ def plan_on(
     launch = load_adapter(recipe.adapter).OPERATIONS[asked.operation]
     if placement is not None:
         found.faults += launch_faults(f"tp {asked.operation}", launch, placement)
-    check_storage(found, cluster)
+    root = Path(subject.metadata.folder).parents[3]
+    check_storage(found, cluster, root)
     image_asked = Choice(asked.image, FLAG) if asked.image else None
     check_reach(found, cluster, Inputs(bindings=bindings), image_asked)
     if cluster.scheduler == "slurm":
@@ -259,7 +260,7 @@ def plan_on(
             nodelist=asked.flags.get("nodelist"),
         )
         spec = dataclasses.replace(spec, slurm=slurm)
-    check_start(found, spec, Path(subject.metadata.folder).parents[3])
+    check_start(found, spec, root)
     job = JobSpec(dataclasses.replace(subject.metadata, rerun_of=""), spec)
     found.attempt(refuse_secrets_in, job, site.secrets, environ)
     found.attempt(script_of, job)
@@ -295,12 +296,14 @@ def benchmark_parameters(found: Findings, catalog: Catalog, asked: Asked) -> dic
 
 
 def _task_folder(text: str) -> str:
-    path = Path(text).expanduser().absolute()
-    if not text or not path.is_dir():
-        raise UsageError(
-            Fault(f"{text!r} is no folder", "--include-path", "name the folder of your task files")
-        )
-    return str(path)
+    try:
+        path = Path(text).expanduser().absolute()
+        if text and path.is_dir():
+            return str(path)
+    except (RuntimeError, OSError):  # `~` of a user whom this host does not know; a name too long
+        pass
+    remedy = "name the folder of your task files"
+    raise UsageError(Fault(f"{text!r} is no folder", "--include-path", remedy))
 
 
 def _job_of(draft: Draft) -> JobSpec:

@@ -25,17 +25,23 @@ from tuneplane.site import Cluster
 from tuneplane.spec import Spec
 
 
-def check_storage(found: Findings, cluster: Cluster) -> None:
-    """C31: compute nodes must reach the run folder, and so the ingest folder in it."""
+def check_storage(found: Findings, cluster: Cluster, of_run: Path | None = None) -> None:
+    """C31: compute nodes must reach the run folder, and so the ingest folder in it.
+
+    of_run: the storage root of the run that an operation works on, and is made beside, whatever the profile says.
+    """
     if cluster.scheduler == "local" and not os.access(cluster.scratch, os.W_OK | os.X_OK):
         what = f"scratch folder {cluster.scratch} cannot be written"
         where = f"profile {cluster.name}, scratch"
         found.refused.append(OperationError(Fault(what, where, "choose another folder of this machine")))
-    outside = cluster.outside_shared(Path(cluster.storage_root).expanduser())
+    outside = cluster.outside_shared(of_run or Path(cluster.storage_root).expanduser())
     if outside:
         what = f"storage root {outside}: compute nodes would not reach the run's folder"
         where = f"profile {cluster.name}, storage_root"
-        found.faults.append(Fault(what, where, "choose one below a shared folder"))
+        remedy = "choose one below a shared folder"
+        if of_run is not None:
+            where, remedy = "--profile", "name a profile whose nodes see the folder of the run worked on"
+        found.faults.append(Fault(what, where, remedy))
 
 
 def check_reach(

@@ -31,6 +31,7 @@ MOST_BLANK = 100_000
 CHUNK = 1 << 20
 
 _OPEN: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+_BLANK, _BETWEEN = re.compile(r"[ \t\r\n]*"), re.compile(r"[ \t\r\n,]*")
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _NO_ROWS = (EOFError, lzma.LZMAError, OSError, ValueError)
 
@@ -50,6 +51,9 @@ class NotLookedAt(Exception):
 
 def read_rows(path: Path) -> Iterator[Row | Fault]:
     """The rows of a file in their order, and a fault for each place that is none. Raises NotLookedAt, OSError."""
+    if not path.is_file():  # a pipe would be waited for, a device has no end
+        yield Fault("is no file: a pipe, a device or a broken link", str(path), "name files that stay")
+        return
     if path.name.endswith(".parquet"):
         yield from _parquet(path)
         return
@@ -115,24 +119,24 @@ def _values(file: IO[bytes], raw: IO[bytes], name: str) -> Iterator[Row | Fault]
     decoder = json.JSONDecoder()
     bom = len(b"\xef\xbb\xbf") if file.read(3) == b"\xef\xbb\xbf" else 0
     file.seek(bom)
-    text, line, more = "", 1, CHUNK
+    text, at, line, more = "", 0, 1, CHUNK  # what is before `at` is done
     pending, ended, opened = b"", False, False
     while True:
-        stripped = text.lstrip(" \t\r\n," if opened else " \t\r\n")
-        line += text[: len(text) - len(stripped)].count("\n")
-        text, where = stripped, f"{name}:{line}"
-        if not opened and text.startswith("["):
-            opened, text = True, text[1:]
+        begin, at = at, (_BETWEEN if opened else _BLANK).match(text, at).end()  # type: ignore[union-attr]
+        line += text.count("\n", begin, at)
+        where, first = f"{name}:{line}", text[at : at + 1]
+        if not opened and first == "[":
+            opened, at = True, at + 1
             continue
-        if text and text[0] == "]" and opened:
+        if opened and first == "]":
             return
         problem = None
-        if text:
+        if first:
             try:
-                value, end = decoder.raw_decode(text)
+                value, end = decoder.raw_decode(text, at)
                 if ended or end < len(text):  # a number at the end of the buffer may go on
                     yield Row(where, value, raw.tell())
-                    line, text, more = line + text.count("\n", 0, end), text[end:], CHUNK
+                    line, at, more = line + text.count("\n", at, end), end, CHUNK
                     continue
             except json.JSONDecodeError as error:
                 problem = error
@@ -141,13 +145,14 @@ def _values(file: IO[bytes], raw: IO[bytes], name: str) -> Iterator[Row | Fault]
                 return
         if ended:
             if problem:
-                yield _not_json(f"{name}:{line + problem.lineno - 1}", problem)
+                yield _not_json(f"{name}:{line + text.count(chr(10), at, problem.pos)}", problem)
             elif opened:
                 yield Fault("the list has no end", where, "is the file whole?")
             return
         if problem and problem.pos < len(text) - CHUNK and "Unterminated" not in problem.msg:
-            yield _not_json(f"{name}:{line + problem.lineno - 1}", problem)
+            yield _not_json(f"{name}:{line + text.count(chr(10), at, problem.pos)}", problem)
             return
+        text, at = text[at:], 0
         if len(text) > LONGEST_ROW_BYTES:
             yield Fault(f"a row of more than {LONGEST_ROW_BYTES >> 20} MB", where)
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,10 @@ def has_tokenizer(folder: Path) -> bool:
 def weight_problems(file: Path) -> list[str]:
     """What is wrong with one file of weights, as its size and its header say it."""
     try:
-        size = file.stat().st_size
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode):
+            return [f"{file.name} is no file"]
+        size = status.st_size
         with file.open("rb") as handle:
             head = handle.read(max(8, len(_LFS)))
             if head.startswith(_LFS):
@@ -80,16 +84,16 @@ def _header_problems(read: Any, name: str, size: int, head: bytes) -> list[str]:
         return cut
     try:
         header = json.loads((head[8:] + read(length + 8 - len(head)))[:length])
-        ends = [tensor["data_offsets"][1] for key, tensor in header.items() if key != "__metadata__"]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        ends = [int(tensor["data_offsets"][1]) for key, tensor in header.items() if key != "__metadata__"]
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError):
         return [f"{name} has a damaged header"]
     return cut if size < 8 + length + max(ends, default=0) else []
 
 
 def _shard_problems(folder: Path, index: str, names: frozenset[str]) -> list[str]:
     try:
-        shards = sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        shards = sorted(set(_read_json(folder / index)["weight_map"].values()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return [f"{index} cannot be read"]
     missing = [shard for shard in shards if shard not in names]
     if missing:
@@ -100,12 +104,23 @@ def _shard_problems(folder: Path, index: str, names: frozenset[str]) -> list[str
 
 def _config_problems(file: Path) -> list[str]:
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = _read_json(file)
     except OSError as error:
         return [f"{CONFIG} cannot be read: {error.strerror}"]
-    except ValueError:
+    except (ValueError, RecursionError):
         return [f"{CONFIG} is not JSON"]
     return [] if isinstance(config, dict) else [f"{CONFIG} is not a mapping"]
+
+
+def _read_json(file: Path) -> Any:
+    """The value in a file. Raises OSError, ValueError, RecursionError."""
+    if not file.is_file() and file.exists():  # a pipe would be waited for
+        raise ValueError("is no file")
+    with file.open("rb") as handle:
+        data = handle.read(_LARGEST_HEADER + 1)
+    if len(data) > _LARGEST_HEADER:
+        raise ValueError("is too large")
+    return json.loads(data.decode("utf-8"))
 
 
 def _names(folder: Path) -> frozenset[str]:

@@ -93,10 +93,10 @@ def lock_of(recipe: Recipe, template_digest: str) -> Lock:
     )
 
 
-def write_lock(path: Path, lock: Lock) -> None:
-    """Write the lock, whole or not at all. Raises OperationError."""
+def write_lock(path: Path, lock: Lock, others: Mapping[str, Any] | None = None) -> None:
+    """Write the lock, whole or not at all. others: keys of somebody else's, which stay. Raises OperationError."""
     try:
-        write_json(path, lock.as_json())
+        write_json(path, {**lock.as_json(), **(others or {})})
     except OSError as error:
         raise OperationError(Fault(f"cannot be written: {error.strerror}", str(path))) from None
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ class LockUpgrade:
     lock: Lock
     changes: tuple[Change, ...]
     told: tuple[str, ...] = ()
+    kept: Mapping[str, Any] = field(default_factory=dict, hash=False)  # keys at the top that are not ours
 
 
 def plan_upgrade(folder: Path, catalog: Catalog, method: str | None = None) -> LockUpgrade:
@@ -59,14 +60,18 @@ def plan_upgrade(folder: Path, catalog: Catalog, method: str | None = None) -> L
         raise UsageError(*(Fault(f.what, f.where, remedy) for f in problems))
     recipe = catalog.get(chosen)
     lock = lock_of(recipe, catalog.scaffold(recipe).digest)
-    changes = tuple(_changes(before, lock.as_json()))
-    return LockUpgrade(path, lock, changes, tuple(_told(locked, lock)) if changes else ())
+    ours = lock.as_json()
+    kept = (
+        {key: value for key, value in before.items() if key not in ours} if isinstance(before, dict) else {}
+    )
+    changes = tuple(_changes(before, {**ours, **kept}))
+    return LockUpgrade(path, lock, changes, tuple(_told(locked, lock)) if changes else (), kept)
 
 
 def write_upgrade(upgrade: LockUpgrade) -> None:
     """Write the planned lock where anything changes. Raises OperationError."""
     if upgrade.changes:
-        write_lock(upgrade.path, upgrade.lock)
+        write_lock(upgrade.path, upgrade.lock, upgrade.kept)
 
 
 def _method_in(value: Any) -> str | None:
