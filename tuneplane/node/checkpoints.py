@@ -40,11 +40,7 @@ def noted_checkpoints(noted: object, out: Path) -> tuple[Checkpoint, ...]:
 
 def natural(name: str) -> list[tuple[int, str]]:
     """Sorts `step-9` before `step-10`."""
-<<<<<<< HEAD
     # not isdigit(): "²" is a digit to that, and none to int()
-=======
-    # Not isdigit(): "²" is a digit to that, and none to int().
->>>>>>> i6-rev2
     parts = re.findall(r"([0-9]+)|([^0-9]+)", name)
     return [(int(number), "") if number else (-1, text) for number, text in parts]
 
