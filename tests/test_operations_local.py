@@ -182,7 +182,7 @@ def test_a_run_without_an_export_is_told_so(user: User) -> None:
     user.wait(run, "FAILED")
     assert "there is no export to evaluate" in user.tp("job", "logs", run)
     assert "the last it printed: " in (why := user.tp("job", "why", run).splitlines()[0])
-    assert why.endswith("hf_export: there is no export to evaluate")
+    assert why.endswith("there is no export to evaluate")
 
 
 @pytest.mark.contract("C30")

@@ -70,9 +70,12 @@ def _leads_up(folder: str, name: str) -> bool:
 
 def described(path: Path) -> bool:
     """Whether a folder has a card that says which of its files are the data."""
+    card = path / "README.md"
     try:
-        with (path / "README.md").open(encoding="utf-8", errors="replace") as card:
-            head = card.read(100_000)
+        if not card.is_file():  # a pipe would be waited for
+            return False
+        with card.open(encoding="utf-8", errors="replace") as file:
+            head = file.read(100_000)
     except OSError:
         return False
     return bool(re.match(r"---\s*\n(.*\n)*?configs:", head))
