@@ -154,12 +154,21 @@ def test_readers_of_exports_that_are_made_again_and_again_never_see_half_of_one(
     stop = threading.Event()
     seen: list[list[str]] = []
 
+    def which() -> tuple[int, int] | None:
+        """The folder that has the name now; none between the two renames of an exchange."""
+        try:
+            found = (tmp_path / EXPORT).stat()
+        except FileNotFoundError:
+            return None
+        return found.st_ino, found.st_ctime_ns
+
     def read() -> None:
         while not stop.is_set():
-            if (tmp_path / EXPORT).exists():
-                origin = read_origin(tmp_path / EXPORT)
-                if origin is not None:
-                    seen.append([p for p in model_problems(tmp_path / EXPORT) if "has no" not in p])
+            before = which()
+            origin = read_origin(tmp_path / EXPORT)
+            problems = [p for p in model_problems(tmp_path / EXPORT) if "has no" not in p]
+            if before is not None and origin is not None and which() == before:  # one folder all the while
+                seen.append(problems)
 
     reader = threading.Thread(target=read)
     reader.start()
