@@ -117,10 +117,6 @@ def input_faults(
     return look(params, bindings, ranks) if look else []
 
 
-EVALUATION = "evalkit"
-"""The adapter that evaluates what runs of others export."""
-
-
 def does(adapter: str, operation: str) -> bool:
     """Whether an operation can be done with what this adapter trains: what it exports can be evaluated."""
     compiles = load_adapter(adapter).OPERATIONS

@@ -263,7 +263,7 @@ class Training:
 
     def checkpoints(self):
         """Complete checkpoints, the oldest first."""
-        found = [path for path in self.folder.glob("step-*") if path.name[5:].isdigit()]
+        found = [path for path in self.folder.glob("step-*") if path.name[5:].isdecimal()]
         return sorted(found, key=lambda path: int(path.name[5:]))
 
     def course(self):
